@@ -1,0 +1,1 @@
+"""The catalog: what models exist and how to load them."""

@@ -1,0 +1,123 @@
+"""A catalog entry, as it is written in YAML: typed, documented, unknown keys refused.
+
+Owns the fields, their meaning and their checks. Does not own files (`load`), names
+(`snapshot`) or where weights lie (`resolve`). `docs/catalog.md` is generated from this module.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.core.types import Task
+from shoal.ipc.messages import HeadSpec
+
+ID_PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?$"
+
+ModelId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=128)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Revision = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+Source = Annotated[str, Meta(pattern=r"^(package|file|hf)://.+$")]
+Pool = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind of output of an encoder."""
+
+    dim: Annotated[Positive, Meta(description="Length of each vector.")]
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tuned numbers of one model; the defaults are safe everywhere."""
+
+    batch_tokens: Annotated[
+        Positive, Meta(description="Most padded tokens in one forward pass.")
+    ] = 1024
+    bytes_per_token: Annotated[
+        float,
+        Meta(gt=0, description="Bytes of UTF-8 text per token: the gateway estimates cost by it."),
+    ] = 4.0
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model: what it is called, where its weights lie, what it can do and how it is run."""
+
+    id: Annotated[ModelId, Meta(description="Name of the model in requests.")]
+    tasks: Annotated[
+        list[Task], Meta(min_length=1, description="What it serves: encode, score, classify.")
+    ]
+    source: Annotated[
+        Source,
+        Meta(
+            description="Where the weights lie: `package://<import name>/<path>` in an installed "
+            "Python package, `file:///<path>`, or `hf://<org>/<name>@<revision>`."
+        ),
+    ]
+    revision: Annotated[
+        Revision, Meta(description="Version of the weights; requests may name `id@revision`.")
+    ] = "1"
+    aliases: Annotated[list[Name], Meta(description="Other names of the model.")] = []
+    runtime: Annotated[Name, Meta(description="Runtime that executes it.")] = "onnx"
+    options: Annotated[
+        dict[str, bool | int | float | str],
+        Meta(description="Settings of that runtime, as its documentation names them."),
+    ] = {}
+    weights: Annotated[
+        Name | None,
+        Meta(description="File inside the source; found by its usual name when left out."),
+    ] = None
+    tokenizer: Annotated[
+        Source | None,
+        Meta(description="Where `tokenizer.json` lies when it is not beside the weights."),
+    ] = None
+    pooling: Annotated[
+        Literal["mean", "cls", "last", "none"],
+        Meta(description="How token vectors become one vector; `none` where the graph does it."),
+    ] = "mean"
+    normalize: Annotated[
+        bool, Meta(description="Scale dense vectors to length 1 unless a request says otherwise.")
+    ] = True
+    prompts: Annotated[
+        dict[str, str],
+        Meta(description="Texts put before an input, by name (`query`, `document`)."),
+    ] = {}
+    max_tokens: Annotated[
+        Positive, Meta(description="Longest input in tokens, special tokens included.")
+    ] = 512
+    outputs: Annotated[
+        dict[Literal["dense", "sparse"], Output],
+        Meta(description="What `encode` can return; the first is the default."),
+    ] = {}
+    scorer: Annotated[
+        Literal["similarity", "head", "joint"],
+        Meta(
+            description="How `score` is computed: cosine `similarity` of dense vectors, a `head` "
+            "over the two vectors, or `joint`, a cross-encoder that reads both texts at once."
+        ),
+    ] = "similarity"
+    heads: Annotated[
+        dict[Literal["score", "classify"], HeadSpec],
+        Meta(description="Small networks over the pooled vectors, by the task they serve."),
+    ] = {}
+    memory_mib: Annotated[
+        Positive, Meta(description="Estimate of the memory it needs, until it is measured.")
+    ] = 256
+    profile: Annotated[Profile, Meta(description="Tuned numbers.")] = Profile()
+    pool: Annotated[Pool, Meta(description="Pool of workers that serves it.")] = "default"
+    pinned: Annotated[
+        bool, Meta(description="Load it when a worker starts, before the first request.")
+    ] = False
+    requires: Annotated[
+        list[Name],
+        Meta(description="Packages that carry the weights, as pip requirements (for messages)."),
+    ] = []
+    licence: Annotated[str | None, Meta(description="Licence of the weights.")] = None
+    description: Annotated[str, Meta(description="One line for people.")] = ""
+
+    @property
+    def key(self) -> str:
+        """`id@revision`: what is loaded, cached and named in messages."""
+        return f"{self.id}@{self.revision}"

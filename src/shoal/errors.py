@@ -1,0 +1,244 @@
+"""The one tree of errors, split by whose fault it is.
+
+    ShoalError
+    ├── CallerError            the request is wrong; sending it again changes nothing
+    │   ├── InvalidRequest         400  a field is missing, of the wrong type or out of range
+    │   │   └── InputTooLong       400  more tokens or characters than the model or the limits take
+    │   ├── Unauthorized           401  no key, or a wrong one
+    │   ├── NotFound               404  no such path
+    │   │   └── UnknownModel       404  no such model, alias, revision or adapter
+    │   ├── MethodNotAllowed       405
+    │   ├── PayloadTooLarge        413  the body is over the limit
+    │   ├── UnsupportedMedia       415  neither JSON nor MessagePack
+    │   └── ClientGone             499  the caller closed the connection
+    ├── CapacityError          the fleet cannot take it now; again later may work
+    │   ├── QueueFull              429
+    │   ├── QueueUnavailable       503  the broker is away
+    │   ├── ModelLoading           503
+    │   ├── NoWorker               503  no worker can run this model
+    │   └── DeadlineExceeded       504
+    ├── RuntimeFault           a model or its runtime failed on work that was well formed
+    │   ├── RuntimeUnavailable     503  the runtime's library is not installed, or it does not start
+    │   ├── ModelUnavailable       503  the weights do not load
+    │   ├── RuntimeCrashed         503  the runtime's process went away
+    │   ├── OutOfMemory            503
+    │   └── RunFailed              500  the batch raised; non-finite numbers are here too
+    ├── OperatorError          configuration: found at start-up, never caused by a request
+    │   ├── CatalogError
+    │   └── SettingsError
+    └── Bug                    500  our own fault
+
+`code` is the stable, machine-readable name that travels on the wire and in HTTP bodies.
+`from_code` turns it back into the class, so that an error keeps its kind across processes.
+Owns the classification. Does not own the JSON shapes, which belong to the gateway.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShoalError(Exception):
+    """Base of every error that Shoal raises on purpose.
+
+    `param` names the field at fault; `retry_after_s` says when another try may succeed.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class CallerError(ShoalError):
+    """The caller's fault."""
+
+    code = "invalid_request"
+    http_status = 400
+
+
+class InvalidRequest(CallerError):
+    """A field is missing, has the wrong type, or is out of range."""
+
+
+class InputTooLong(InvalidRequest):
+    """An input is longer than the model, or the limits, allow."""
+
+    code = "input_too_long"
+
+
+class Unauthorized(CallerError):
+    """No API key, or a wrong one."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class NotFound(CallerError):
+    """No such path."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class UnknownModel(NotFound):
+    """No such model, alias, revision or adapter in the catalog."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(CallerError):
+    """The path exists, the method does not."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class PayloadTooLarge(CallerError):
+    """The body is over the limit."""
+
+    code = "payload_too_large"
+    http_status = 413
+
+
+class UnsupportedMedia(CallerError):
+    """The body is neither JSON nor MessagePack."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class ClientGone(CallerError):
+    """The caller closed the connection before the answer."""
+
+    code = "client_gone"
+    http_status = 499
+
+
+class CapacityError(ShoalError):
+    """The fleet cannot take the work now."""
+
+    code = "overloaded"
+    http_status = 503
+    retryable = True
+
+
+class QueueFull(CapacityError):
+    """The model's queue has reached its bound."""
+
+    code = "queue_full"
+    http_status = 429
+
+
+class QueueUnavailable(CapacityError):
+    """The broker cannot be reached."""
+
+    code = "queue_unavailable"
+
+
+class ModelLoading(CapacityError):
+    """The model is being loaded and was not ready in time."""
+
+    code = "model_loading"
+
+
+class NoWorker(CapacityError):
+    """Workers are alive, and none of them can run this model."""
+
+    code = "no_worker"
+
+
+class DeadlineExceeded(CapacityError):
+    """The answer was not there at the request's deadline."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+
+
+class RuntimeFault(ShoalError):
+    """A model or its runtime failed on well-formed work."""
+
+    code = "runtime_fault"
+    http_status = 500
+    retryable = True
+
+
+class RuntimeUnavailable(RuntimeFault):
+    """The runtime's library is not installed, or the runtime does not start."""
+
+    code = "runtime_unavailable"
+    http_status = 503
+    retryable = False
+
+
+class ModelUnavailable(RuntimeFault):
+    """The weights cannot be loaded."""
+
+    code = "model_unavailable"
+    http_status = 503
+    retryable = False
+
+
+class RuntimeCrashed(RuntimeFault):
+    """The runtime's process went away while it held the work."""
+
+    code = "runtime_crashed"
+    http_status = 503
+
+
+class OutOfMemory(RuntimeFault):
+    """The device has no memory left for the work."""
+
+    code = "out_of_memory"
+    http_status = 503
+
+
+class RunFailed(RuntimeFault):
+    """The batch raised, or gave numbers that are not finite."""
+
+    code = "run_failed"
+
+
+class OperatorError(ShoalError):
+    """Configuration is wrong. Found at start-up, before a request is served."""
+
+    code = "operator_error"
+
+
+class CatalogError(OperatorError):
+    """A catalog entry is wrong."""
+
+    code = "catalog_error"
+
+
+class SettingsError(OperatorError):
+    """A flag, an environment variable or a settings file is wrong."""
+
+    code = "settings_error"
+
+
+class Bug(ShoalError):
+    """Our own fault."""
+
+
+def _leaves(cls: type[ShoalError]) -> list[type[ShoalError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _leaves(sub))]
+
+
+# Where two classes share a code (a base and its plainest child), the child wins.
+_BY_CODE: dict[str, type[ShoalError]] = {cls.code: cls for cls in _leaves(ShoalError)}
+_BY_CODE[Bug.code] = Bug
+
+
+def from_code(
+    code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+) -> ShoalError:
+    """The error that `code` names; an unknown code (a newer peer's) becomes a `Bug`."""
+    return _BY_CODE.get(code, Bug)(message, param=param, retry_after_s=retry_after_s)

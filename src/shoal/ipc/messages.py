@@ -1,0 +1,180 @@
+"""What a worker and a runtime process say to each other.
+
+Owns the message structs and their one codec. Every call carries a `seq` that its answer repeats;
+a runtime process answers calls in any order. Does not own sockets (`client`, `server`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shoal.core.types import Task
+from shoal.wire.envelope import Failure, Params
+
+
+class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a runtime can do; the worker schedules by it.
+
+    accepts_ids: it takes token ids (else it takes texts and tokenises itself).
+    packing: it runs ragged sequences without padding.
+    tasks: the tasks it serves.
+    """
+
+    accepts_ids: bool
+    tasks: list[Task]
+    packing: bool = False
+    lora: bool = False
+    streams: bool = False
+    thread_safe: bool = False
+
+
+class HeadSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A small network over pooled vectors, or over a pair of them.
+
+    kind: `linear` stacks of one text, `pair` stacks over [a; b; |a-b|; a*b] (the sentence-pair
+    features of InferSent, Conneau et al. 2017).
+    file: weights beside the model's own, safetensors, or a checkpoint where `allow_pickle`.
+    prefix: where this head's weights begin in the file; its layers are `<prefix>net.<n>.weight`.
+    labels: class names in the order of the logits. positive: the class whose probability is the
+    score (for the score task).
+    """
+
+    kind: Literal["linear", "pair"]
+    file: str
+    prefix: str
+    labels: list[str]
+    positive: str | None = None
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    allow_pickle: bool = False
+
+
+class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything a runtime needs to load one model; paths are local and exist.
+
+    key: `id@revision`, unique in the process. path: the model's folder or file.
+    cache_dir: where a runtime may keep what it derives from the weights.
+    """
+
+    key: str
+    path: str
+    cache_dir: str
+    tasks: list[Task]
+    weights: str | None = None
+    pooling: Literal["mean", "cls", "last", "none"] = "mean"
+    normalize: bool = True
+    outputs: list[str] = ["dense"]
+    max_tokens: int = 512
+    batch_tokens: int = 1024
+    heads: dict[str, HeadSpec] = {}
+    options: dict[str, bool | int | float | str] = {}
+
+
+class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item of a batch, tokenised where the runtime accepts ids.
+
+    ids: the token ids of all its sequences end to end, little-endian, `id_bytes` (2 or 4) each.
+    lengths: the number of ids of each sequence.
+    second_at: for sequences that hold a pair, where the second text begins (0: not a pair).
+    layout: what the sequences are. `single`: one per input. `shared`: the first is the query,
+    the others the documents it is scored against. `pairs`: a, b, a, b, ...
+    texts: the same sequences as texts, for a runtime that does not accept ids.
+    """
+
+    item: str
+    task: Task
+    lengths: list[int]
+    layout: Literal["single", "shared", "pairs"] = "single"
+    ids: bytes = b""
+    id_bytes: int = 2
+    second_at: list[int] = []
+    texts: list[str] = []
+    params: Params = Params()
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Load a model. Answered by `Loaded` or `Failed`."""
+
+    seq: int
+    spec: ModelSpec
+
+
+class Unload(msgspec.Struct, frozen=True, tag="unload"):
+    """Forget a model and give its memory back. Answered by `Memory`."""
+
+    seq: int
+    key: str
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    """Run items of one model. Answered by `Ran`, one outcome per item."""
+
+    seq: int
+    key: str
+    items: list[RunItem]
+
+
+class AskMemory(msgspec.Struct, frozen=True, tag="ask_memory"):
+    """Answered by `Memory`."""
+
+    seq: int
+
+
+Call = Load | Unload | Run | AskMemory
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first message of a runtime process."""
+
+    runtime: str
+    version: str
+    pid: int
+    traits: Traits
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", omit_defaults=True):
+    """The model is ready. memory_bytes is measured, before against after."""
+
+    seq: int
+    memory_bytes: int
+    load_s: float
+
+
+class ItemDone(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item's end: `result` (MessagePack of `shoal.wire.envelope.Result`) or `failure`."""
+
+    item: str
+    result: msgspec.Raw = msgspec.Raw(b"")
+    failure: Failure | None = None
+
+
+class Ran(msgspec.Struct, frozen=True, tag="ran", omit_defaults=True):
+    """A batch's end. run_s is device time; padded_tokens what the device computed."""
+
+    seq: int
+    items: list[ItemDone]
+    run_s: float
+    padded_tokens: int = 0
+
+
+class Memory(msgspec.Struct, frozen=True, tag="memory", omit_defaults=True):
+    """Bytes that the process holds, and those of each loaded model."""
+
+    seq: int
+    process_bytes: int
+    models: dict[str, int] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A call failed as a whole (a load, or a model that is not there)."""
+
+    seq: int
+    failure: Failure
+
+
+Answer = Hello | Loaded | Ran | Memory | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode

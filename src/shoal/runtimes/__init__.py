@@ -1,0 +1,1 @@
+"""Runtimes: what loads weights and runs batches, each in a process of its own."""

@@ -1,0 +1,63 @@
+"""The contract between a runtime and the process that hosts it.
+
+A runtime is used by one thread at a time. It knows nothing of queues, sockets or policies: the
+host (`shoal.runtimes.host`) reads calls, measures memory and maps what a runtime raises.
+
+Outcomes are per item: `run` returns one `Result` or one `ShoalError` for each item, in order. A
+runtime raises only when the whole batch is lost (the host then splits it to find the culprit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.errors import ShoalError
+from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.wire.envelope import Result
+
+
+@dataclass(frozen=True, slots=True)
+class RanItems:
+    """What a batch gave: an outcome per item, in order, and the tokens computed with padding."""
+
+    outcomes: list[Result | ShoalError]
+    padded_tokens: int
+
+
+class Runtime(Protocol):
+    """Loads models and runs batches of one model.
+
+    `load` raises `ModelUnavailable` (files, formats), `RuntimeUnavailable` (a missing library) or
+    `OutOfMemory`, and leaves nothing behind when it raises. `unload` of a model that is not loaded
+    does nothing. `memory` gives the bytes of each loaded model by the runtime's own count, or an
+    empty mapping where it has none.
+    """
+
+    name: str
+    version: str
+    traits: Traits
+
+    def load(self, spec: ModelSpec) -> None:
+        """Makes the model ready to run."""
+
+    def unload(self, key: str) -> None:
+        """Forgets the model; its memory is free afterwards."""
+
+    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+        """Runs items of one loaded model."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of each loaded model."""
+
+
+class RuntimeFactory(Protocol):
+    """What the entry-point group `shoal.runtimes` names: makes a runtime in its own process.
+
+    `threads` is the number of threads it may use; `device` is `cpu` or `cuda:<n>`.
+    Raises `RuntimeUnavailable` where its library is not installed.
+    """
+
+    def __call__(self, *, device: str, threads: int) -> Runtime:
+        """A runtime with nothing loaded."""

@@ -1,0 +1,219 @@
+"""What travels through the queue: an Item as an Envelope, and its Outcome on the way back.
+
+Owns the versioned structs, their MessagePack codecs and the rule of compatibility: fields that a
+newer minor version added are ignored, an unknown major version is refused with its number.
+Does not own how the bytes are carried (`shoal.queue`) or what a task's numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import msgspec
+
+from shoal.core.types import Lane, Task
+from shoal.errors import ShoalError, from_code
+from shoal.wire.arrays import Array
+
+VERSION = 1
+
+
+class UnreadableMessage(ValueError):
+    """Bytes that are no message of ours, or one of a major version we do not speak."""
+
+
+class PayloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A body that was too large for the queue: its place in the payload store and its digest."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+
+
+class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The inputs of one item; exactly one of `texts` and `ids` is filled.
+
+    `ids` are token ids that the caller made, special tokens included.
+    `query` is the first text of every pair (score); `firsts` has a first text for each entry of
+    `texts` (classification of pairs). Neither is set for single texts.
+    """
+
+    texts: list[str] = []
+    ids: list[list[int]] = []
+    query: str | None = None
+    firsts: list[str] = []
+
+
+class Params(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the inputs are to be run. A field that a task does not know is left at its default.
+
+    outputs: what to return of a text (`dense`, `sparse`); empty means the model's own.
+    prompt: the name of a prompt of the catalog entry that is put before each text.
+    truncate: cut an over-long input (True) or refuse it (False).
+    dimensions: keep the leading dimensions of a dense vector and normalise again.
+    normalize: None means the catalog entry's word.
+    """
+
+    outputs: list[str] = []
+    prompt: str | None = None
+    truncate: bool = False
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item on its way to a worker.
+
+    index/of: the item's place among the items of its request. cost_tokens: the gateway's estimate.
+    deadline_s: wall-clock seconds since the epoch. reply: the subject that takes the outcome.
+    body: MessagePack of `Inputs`, empty where `payload` says where it lies.
+    """
+
+    item: str
+    request: str
+    index: int
+    of: int
+    task: Task
+    model: str
+    revision: str
+    lane: Lane
+    cost_tokens: int
+    n_inputs: int
+    deadline_s: float
+    submitted_s: float
+    reply: str
+    params: Params = Params()
+    body: msgspec.Raw = msgspec.Raw(b"")
+    payload: PayloadRef | None = None
+    adapter: str | None = None
+    tenant: str | None = None
+    traceparent: str | None = None
+    v: int = VERSION
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why an item has no result. `code` is one of `shoal.errors`."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, error: ShoalError) -> Failure:
+        """The wire form of an error."""
+        return cls(error.code, error.message, error.param, error.retry_after_s)
+
+    def error(self) -> ShoalError:
+        """The error again, of the class that its code names."""
+        return from_code(
+            self.code, self.message, param=self.param, retry_after_s=self.retry_after_s
+        )
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The numbers of one item; the first axis of every array follows the item's inputs.
+
+    dense: float32 [n, d]. sparse: `sparse_counts` uint32 [n] says how many of `sparse_indices`
+    (uint32, vocabulary positions) and `sparse_values` (float32) belong to each input, so that
+    joining items is joining arrays. scores, logits: float32 [n] or, for classes, [n, k].
+    labels: the k class names.
+    """
+
+    arrays: dict[str, Array]
+    labels: list[str] = []
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an item's time went, in seconds."""
+
+    queue_s: float = 0.0
+    load_s: float = 0.0
+    run_s: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item's answer: either `result` (MessagePack of `Result`), `payload`, or `failure`."""
+
+    item: str
+    result: msgspec.Raw = msgspec.Raw(b"")
+    failure: Failure | None = None
+    payload: PayloadRef | None = None
+    tokens: int = 0
+    timing: Timing = Timing()
+    worker: str = ""
+    v: int = VERSION
+
+
+class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request whose caller left: workers drop what they hold of it."""
+
+    request: str
+    v: int = VERSION
+
+
+class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker can say of one model."""
+
+    model: str
+    state: Literal["cold", "loading", "resident", "unavailable"]
+    reason: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker's heartbeat: for people and for early refusals, never for dispatch."""
+
+    worker: str
+    models: list[ModelState]
+    held_items: int = 0
+    draining: bool = False
+    v: int = VERSION
+
+
+class _Version(msgspec.Struct):
+    v: int = VERSION
+
+
+_encoder = msgspec.msgpack.Encoder()
+_version = msgspec.msgpack.Decoder(_Version)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """MessagePack of any struct of this module."""
+    return _encoder.encode(message)
+
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+def _decoder(kind: type[M]) -> Callable[[bytes], M]:
+    typed = msgspec.msgpack.Decoder(kind)
+
+    def decode(data: bytes) -> M:
+        try:
+            message = typed.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableMessage(f"{kind.__name__}: {error}{_foreign_version(data)}") from error
+        if getattr(message, "v", VERSION) != VERSION:
+            raise UnreadableMessage(f"{kind.__name__}:{_foreign_version(data)}")
+        return message
+
+    return decode
+
+
+def _foreign_version(data: bytes) -> str:
+    """A remark on the major version of `data` where it is not ours; else an empty string."""
+    try:
+        v = _version.decode(data).v
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return "" if v == VERSION else f" (written in version {v}, this build speaks {VERSION})"
+
+
+decode_envelope = _decoder(Envelope)
+decode_outcome = _decoder(Outcome)
+decode_result = _decoder(Result)
+decode_inputs = _decoder(Inputs)
+decode_cancel = _decoder(Cancel)
+decode_status = _decoder(Status)
