@@ -1,0 +1,131 @@
+"""Settings: one frozen, typed object per process.
+
+Owns every knob: its name, type, default, meaning and order of precedence (flag, environment,
+file, default). The environment is read here and nowhere else. Does not own the flags themselves,
+which the CLI derives from these structs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """What every process that speaks to the queue needs."""
+
+    nats_url: Annotated[
+        str | None,
+        Meta(
+            description="Address of the NATS server or cluster; when left out, `shoal serve` "
+            "starts one of its own and the other commands use nats://127.0.0.1:4222."
+        ),
+    ] = None
+    nats_token: Annotated[str | None, Meta(description="Token of the NATS server.")] = None
+    nats_creds: Annotated[Path | None, Meta(description="NATS credentials file (JWT and key).")] = (
+        None
+    )
+    catalog: Annotated[
+        Path | None,
+        Meta(description="Folder of catalog entries (*.yaml); the built-in demo when left out."),
+    ] = None
+    pool: Annotated[str, Meta(description="Pool of workers to serve or to send to.")] = "default"
+    storage: Annotated[
+        Literal["file", "memory"], Meta(description="Where the broker keeps queued work.")
+    ] = "file"
+    replicas: Annotated[Count, Meta(le=5, description="Copies of the queue in a NATS cluster.")] = 1
+    max_queued_per_model: Annotated[
+        Count, Meta(description="Items that may wait per model and lane; one more is 429.")
+    ] = 20_000
+    ack_wait_s: Annotated[
+        Seconds, Meta(description="Time after which a vanished worker's items come back.")
+    ] = 10.0
+    max_attempts: Annotated[
+        Count, Meta(description="Deliveries of an item before it is given up.")
+    ] = 4
+    inline_max_bytes: Annotated[
+        Count, Meta(description="Larger bodies and results go through the payload store.")
+    ] = 512 * 1024
+    log_level: Annotated[LogLevel, Meta(description="Least severe message to print.")] = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(QueueSettings):
+    """The HTTP edge."""
+
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port to listen on; 0 takes a free one.")] = 8080
+    insecure: Annotated[
+        bool, Meta(description="Allow a public address although there are no API keys yet.")
+    ] = False
+    endpoint_file: Annotated[
+        Path | None, Meta(description="File to write the chosen address to, as JSON.")
+    ] = None
+    max_body_bytes: Annotated[Count, Meta(description="Larger request bodies are 413.")] = (
+        32 * 1024 * 1024
+    )
+    max_inputs: Annotated[Count, Meta(description="Inputs that one request may carry.")] = 2048
+    max_input_chars: Annotated[Count, Meta(description="Characters that one input may have.")] = (
+        65_536
+    )
+    default_deadline_s: Annotated[
+        Seconds, Meta(description="Time for an answer when a request names none.")
+    ] = 60.0
+    max_deadline_s: Annotated[Seconds, Meta(description="Longest time a request may ask for.")] = (
+        600.0
+    )
+    item_tokens: Annotated[
+        Count, Meta(description="Larger requests are split into items of about this cost.")
+    ] = 1024
+    item_inputs: Annotated[Count, Meta(description="Inputs that one item may carry.")] = 64
+    max_in_flight_items: Annotated[
+        Count, Meta(description="Items that this gateway waits for; one more is 429.")
+    ] = 50_000
+    shutdown_s: Annotated[
+        Seconds, Meta(description="Time for open requests to finish on shutdown.")
+    ] = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(QueueSettings):
+    """One machine's worker."""
+
+    name: Annotated[
+        str | None, Meta(description="Name of the worker; made from the host when left out.")
+    ] = None
+    devices: Annotated[
+        str, Meta(description="`cpu` (a runtime process per core), `cpu:N`, or `cuda:0,cuda:1`.")
+    ] = "cpu"
+    threads: Annotated[Count, Meta(description="Threads of each runtime process.")] = 1
+    cache_dir: Annotated[Path, Meta(description="Where graphs derived from weights are kept.")] = (
+        Path(tempfile.gettempdir()) / "shoal-cache"
+    )
+    window_items: Annotated[
+        Count, Meta(description="Items held per model and lane to form batches from.")
+    ] = 256
+    load_timeout_s: Annotated[Seconds, Meta(description="Longest time a model may load.")] = 300.0
+    drain_s: Annotated[Seconds, Meta(description="Time for held items to finish on shutdown.")] = (
+        10.0
+    )
+    metrics_port: Annotated[
+        Port | None, Meta(description="Port for this worker's /metrics; none when left out.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(GatewaySettings, WorkerSettings):
+    """Everything on one machine."""
+
+    data_dir: Annotated[
+        Path, Meta(description="Folder for the queue, caches, logs and endpoint.json.")
+    ] = Path(".shoal")
