@@ -1,0 +1,1 @@
+"""The HTTP edge: stateless, any number of it."""
