@@ -64,7 +64,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     weights: str | None = None
     pooling: Literal["mean", "cls", "last", "none"] = "mean"
     normalize: bool = True
-    outputs: list[str] = ["dense"]
+    outputs: list[str] = msgspec.field(default_factory=lambda: ["dense"])
     max_tokens: int = 512
     batch_tokens: int = 1024
     heads: dict[str, HeadSpec] = {}
