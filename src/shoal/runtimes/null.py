@@ -1,0 +1,153 @@
+"""A runtime without a model, for tests and for measuring everything around a runtime.
+
+It takes texts and answers at once with small float32 numbers that depend on nothing but each text
+(or pair of texts), so that answers which reached the wrong caller are seen. Options of a model:
+
+    dim      length of the dense vectors, 8 when left out
+    labels   class names, joined by commas; "no,yes" when left out
+    sleep_s  time each batch takes
+    poison   a text that makes the whole batch raise, as a broken kernel would
+    nan      a text whose numbers are not finite: its item fails, its neighbours do not
+
+Owns those answers. Does not own any policy, and computes nothing that means anything.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.core.types import TASKS
+from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError
+from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.runtimes.interface import RanItems
+from shoal.wire.arrays import Array
+from shoal.wire.envelope import Result
+
+Floats = npt.NDArray[np.float32]
+
+# An odd multiplier spreads a checksum over the columns (Knuth's multiplicative hashing).
+_KNUTH = 2_654_435_761
+_OUTPUTS = ("dense", "sparse")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    spec: ModelSpec
+    dim: int
+    labels: list[str]
+    sleep_s: float
+    poison: str | None
+    nan: str | None
+
+
+class NullRuntime:
+    """Answers with numbers made from checksums of the texts."""
+
+    name = "null"
+    version = "1"
+
+    def __init__(self, *, device: str, threads: int) -> None:
+        self.traits = Traits(accepts_ids=False, tasks=list(TASKS))
+        self.device = device
+        self.threads = threads
+        self._models: dict[str, _Model] = {}
+
+    def load(self, spec: ModelSpec) -> None:
+        """Reads the options; no file is opened."""
+        options = spec.options
+        dim = int(options.get("dim", 8))
+        if dim < 1:
+            raise ModelUnavailable(f"{spec.key}: option dim is {dim}, at least 1 is needed")
+        self._models[spec.key] = _Model(
+            spec=spec,
+            dim=dim,
+            labels=[label.strip() for label in str(options.get("labels", "no,yes")).split(",")],
+            sleep_s=float(options.get("sleep_s", 0.0)),
+            poison=str(options["poison"]) if "poison" in options else None,
+            nan=str(options["nan"]) if "nan" in options else None,
+        )
+
+    def unload(self, key: str) -> None:
+        """Forgets the model."""
+        self._models.pop(key, None)
+
+    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+        """Answers each item from its texts alone. Raises `RunFailed` on the text `poison`."""
+        model = self._models.get(key)
+        if model is None:
+            raise ModelUnavailable(f"{key} is not loaded")
+        if model.sleep_s:
+            time.sleep(model.sleep_s)
+        if model.poison is not None and any(model.poison in item.texts for item in items):
+            raise RunFailed(f"{key}: the poison text is in the batch")
+        tokens = sum(sum(item.lengths) for item in items)
+        # One pass over the texts of the whole batch: per item numpy would cost more than the rest.
+        vectors = numbers([text for item in items for text in item.texts], model.dim)
+        outcomes: list[Result | ShoalError] = []
+        at = 0
+        for item in items:
+            end = at + len(item.texts)
+            outcomes.append(_answer(model, item, vectors[at:end]))
+            at = end
+        return RanItems(outcomes, tokens)
+
+    def memory(self) -> dict[str, int]:
+        """No model holds memory worth counting."""
+        return dict.fromkeys(self._models, 0)
+
+
+def numbers(texts: Sequence[str], dim: int) -> Floats:
+    """What the runtime makes of texts: float32 [n, dim] in [-1, 1], the same everywhere."""
+    sums = np.array([zlib.crc32(text.encode()) for text in texts], np.uint64).reshape(-1, 1)
+    spread = np.arange(1, 2 * dim, 2, dtype=np.uint64) * np.uint64(_KNUTH)
+    mixed = (sums * spread + sums) & np.uint64(0xFFFFFFFF)
+    return (mixed.astype(np.float32) / np.float32(2**31)) - np.float32(1)
+
+
+def _answer(model: _Model, item: RunItem, vectors: Floats) -> Result | ShoalError:
+    if model.nan is not None and model.nan in item.texts:
+        at = item.texts.index(model.nan)
+        return RunFailed(f"{model.spec.key}: input {at} gave numbers that are not finite")
+    if item.task == "encode":
+        return _encoded(model, item, vectors)
+    texts = _joined(item)
+    if item.task == "score":
+        logits = numbers(texts, 1)[:, 0]
+        return Result({"scores": Array.of((logits + 1) / 2), "logits": Array.of(logits)})
+    logits = numbers(texts, len(model.labels))
+    powers = np.exp(logits)
+    scores = powers / powers.sum(axis=1, keepdims=True)
+    return Result({"scores": Array.of(scores), "logits": Array.of(logits)}, model.labels)
+
+
+def _encoded(model: _Model, item: RunItem, vectors: Floats) -> Result | ShoalError:
+    wanted = item.params.outputs or model.spec.outputs[:1]
+    arrays: dict[str, Array] = {}
+    for output in wanted:
+        if output not in _OUTPUTS:
+            return InvalidRequest(f"{model.spec.key} has no output {output!r}", param="outputs")
+    n = len(item.texts)
+    if "sparse" in wanted:
+        arrays["sparse_counts"] = Array.of(np.full(n, model.dim, np.uint32))
+        arrays["sparse_indices"] = Array.of(np.tile(np.arange(model.dim, dtype=np.uint32), n))
+        arrays["sparse_values"] = Array.of(np.abs(vectors).reshape(-1))
+    if "dense" in wanted:
+        dim = min(item.params.dimensions or model.dim, model.dim)
+        arrays["dense"] = Array("float32", [n, dim], vectors[:, :dim].astype("<f4").tobytes())
+    return Result(arrays)
+
+
+def _joined(item: RunItem) -> list[str]:
+    """One text for each answer: a pair becomes both its texts."""
+    texts = item.texts
+    if item.layout == "shared":
+        return [f"{texts[0]}\0{text}" for text in texts[1:]]
+    if item.layout == "pairs":
+        return [f"{a}\0{b}" for a, b in zip(texts[::2], texts[1::2], strict=True)]
+    return texts

@@ -1,0 +1,1 @@
+"""The ONNX Runtime family: light, exact in float32, the default."""

@@ -1,0 +1,69 @@
+"""Which runtimes are installed, and making one by its name.
+
+Runtimes register through the entry-point group `shoal.runtimes`; each class may declare `needs`,
+the import names of the libraries it cannot do without, each with the command that installs it.
+Owns finding and checking. Imports no runtime library: a runtime imports its own when it is made.
+Does not own processes (`shoal.runtimes.host`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+
+from shoal.errors import RuntimeUnavailable
+from shoal.runtimes.interface import Runtime, RuntimeFactory
+
+GROUP = "shoal.runtimes"
+
+
+def names() -> list[str]:
+    """The names of all registered runtimes, sorted; whether they can run is `available`'s word."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def available(name: str) -> str | None:
+    """None when the runtime can be made here, or the reason why not, with the cure.
+
+    Raises `RuntimeUnavailable` for a name that no installed package registers.
+    """
+    return _missing(name, _factory(name))
+
+
+def create(name: str, device: str, threads: int) -> Runtime:
+    """A runtime with nothing loaded, for `device` (`cpu` or `cuda:<n>`) and so many threads.
+
+    Raises `RuntimeUnavailable` for an unknown name and where a library or the device is missing.
+    """
+    factory = _factory(name)
+    reason = _missing(name, factory)
+    if reason is not None:
+        raise RuntimeUnavailable(reason)
+    return factory(device=device, threads=threads)
+
+
+def _factory(name: str) -> RuntimeFactory:
+    try:
+        factory: RuntimeFactory = _point(name).load()
+    except (ImportError, AttributeError) as error:
+        raise RuntimeUnavailable(f"runtime {name!r} cannot be imported: {error}") from error
+    return factory
+
+
+def _point(name: str) -> EntryPoint:
+    for point in entry_points(group=GROUP, name=name):
+        return point
+    known = names()
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    raise RuntimeUnavailable(f"no runtime is called {name!r}; {hint}")
+
+
+def _missing(name: str, factory: RuntimeFactory) -> str | None:
+    needs: Mapping[str, str] = getattr(factory, "needs", {})
+    for library, cure in needs.items():
+        if find_spec(library) is None:
+            return f"runtime {name!r}: {library} is not installed: {cure}"
+    return None
