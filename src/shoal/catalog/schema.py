@@ -16,10 +16,23 @@ from shoal.ipc.messages import HeadSpec
 
 ID_PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?$"
 
-ModelId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=128)]
+ModelId = Annotated[
+    str,
+    Meta(
+        pattern=ID_PATTERN,
+        max_length=128,
+        extra={"expected": "lower-case letters, digits and `.`, `_`, `-`, with at most one `/`"},
+    ),
+]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Revision = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-Source = Annotated[str, Meta(pattern=r"^(package|file|hf)://.+$")]
+Source = Annotated[
+    str,
+    Meta(
+        pattern=r"^(package|file|hf)://.+$",
+        extra={"expected": "`package://...`, `file:///...` or `hf://...@<revision>`"},
+    ),
+]
 Pool = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -1,0 +1,272 @@
+"""What a catalog entry must satisfy, as data in and findings out.
+
+Owns two checks: the shape of a YAML document against the schema, at every level and with the
+exact place (`shape`), and the sense of an entry as a whole (`sense`). Does not own files.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import fields as struct_fields
+
+from shoal.catalog.schema import Entry
+from shoal.core.spelling import did_you_mean
+from shoal.ipc.messages import HeadSpec
+
+MOVING_REVISIONS = frozenset({"main", "master", "head", "latest", "refs/heads/main"})
+WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".gguf")
+_PROMPT = re.compile(r"[a-z][a-z0-9_-]*")
+_PACKAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_HF_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_ALIAS = re.compile(r"[^\s@\x00-\x1f\x7f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault of an entry: `path` is its place (`heads.score.kind`), empty for the whole.
+
+    `at` is the place to look for the line, where it is another.
+    """
+
+    path: str
+    what: str
+    at: str = ""
+
+
+def shape(value: Any, hint: Any = Entry, path: str = "") -> list[Finding]:
+    """Every place where a document (plain YAML values) does not fit the schema `hint`."""
+    bare, metas = _unwrap(hint)
+    if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
+        return _shape_of_struct(value, bare, path)
+    inner: list[Finding] = []
+    if get_origin(bare) is dict and isinstance(value, dict):
+        key_hint, value_hint = get_args(bare)
+        for key, entry in value.items():
+            wrong = shape(key, key_hint, path)
+            inner += wrong or shape(entry, value_hint, _join(path, str(key)))
+    elif get_origin(bare) is list and isinstance(value, list):
+        (item_hint,) = get_args(bare)
+        for index, item in enumerate(value):
+            inner += shape(item, item_hint, f"{path}[{index}]")
+    return inner or _leaf(value, hint, metas, path)
+
+
+def sense(entry: Entry) -> list[Finding]:
+    """Every way in which the fields of an entry contradict or lack one another."""
+    return [
+        *_names(entry),
+        *_places(entry),
+        *_abilities(entry),
+        *(finding for task, head in entry.heads.items() for finding in _head(task, head)),
+    ]
+
+
+def local_path(path: str) -> str | None:
+    """Why `path` is no plain relative path below its folder, or None when it is one."""
+    parts = path.split("/")
+    if path.startswith("/") or "\\" in path or "\0" in path:
+        return "must be a relative path with `/` between its parts"
+    if any(part in ("", ".", "..") for part in parts):
+        return "must not have empty, `.` or `..` parts"
+    return None
+
+
+def source_fault(source: str) -> str | None:
+    """What is wrong with the form of a source, or None. Whether it exists is not asked."""
+    scheme, _, rest = source.partition("://")
+    rule = _SOURCE_RULES.get(scheme)
+    return rule(rest) if rule else f"unknown scheme `{scheme}`; there are package, file and hf"
+
+
+def _file_fault(rest: str) -> str | None:
+    return None if rest.startswith("/") else "file:// takes an absolute path (file:///...)"
+
+
+def _package_fault(rest: str) -> str | None:
+    package, _, path = rest.partition("/")
+    if not _PACKAGE_NAME.fullmatch(package):
+        return f"`{package}` is no import name of a top-level package"
+    fault = local_path(path) if path else None
+    return f"`{path}` {fault}" if fault else None
+
+
+def _hf_fault(rest: str) -> str | None:
+    repo, _, revision = rest.partition("@")
+    if not revision:
+        return "hf:// needs a pinned revision: hf://<org>/<name>@<commit or tag>"
+    if revision.lower() in MOVING_REVISIONS:
+        return f"`{revision}` moves; pin a commit or a tag"
+    return None if _HF_REPO.fullmatch(repo) else f"`{repo}` is no <org>/<name>"
+
+
+_SOURCE_RULES: dict[str, Callable[[str], str | None]] = {
+    "file": _file_fault,
+    "package": _package_fault,
+    "hf": _hf_fault,
+}
+
+
+def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
+    """The hint without Annotated and without `| None`, and the Meta objects around it."""
+    metas: list[Meta] = []
+    while True:
+        origin = get_origin(hint)
+        if origin is Annotated:
+            hint, *more = get_args(hint)
+            metas += [m for m in more if isinstance(m, Meta)]
+        elif origin in (Union, types.UnionType):
+            arms = [arm for arm in get_args(hint) if arm is not type(None)]
+            if len(arms) != 1:
+                return hint, metas
+            hint = arms[0]
+        else:
+            return hint, metas
+
+
+def _shape_of_struct(value: Any, kind: type[msgspec.Struct], path: str) -> list[Finding]:
+    if not isinstance(value, dict):
+        return [Finding(path, f"must be a mapping of fields, not {_kind(value)}")]
+    hints = get_type_hints(kind, include_extras=True)
+    found = [
+        Finding(
+            path,
+            f"unknown key `{key}`{did_you_mean(str(key), hints)}",
+            at=_join(path, str(key)),
+        )
+        for key in value
+        if key not in hints
+    ]
+    found += [
+        Finding(path, f"`{field.name}` is missing")
+        for field in struct_fields(kind)
+        if field.required and field.name not in value
+    ]
+    for key, hint in hints.items():
+        if key in value:
+            found += shape(value[key], hint, _join(path, key))
+    return found
+
+
+def _leaf(value: Any, hint: Any, metas: Iterable[Meta], path: str) -> list[Finding]:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        return [Finding(path, _say(value, hint, metas, str(error)))]
+    return []
+
+
+def _say(value: Any, hint: Any, metas: Iterable[Meta], error: str) -> str:
+    bare, _ = _unwrap(hint)
+    if get_origin(bare) is Literal:
+        known = [str(name) for name in get_args(bare)]
+        guess = did_you_mean(str(value), known)
+        return f"`{value}` is none of {', '.join(known)}{guess}"
+    if bare is str and isinstance(value, (bool, int, float)):
+        return f"{value!r} is {_kind(value)}; put it in quotes to make it text"
+    expected = [m.extra["expected"] for m in metas if m.extra and "expected" in m.extra]
+    if expected and isinstance(value, str):
+        return f"`{value}` must be {expected[0]}"
+    return error.replace("`array`", "list").replace("`object`", "mapping")
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {
+        bool: "true/false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+        type(None): "empty",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _repeated(values: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    return [value for value in values if value in seen or seen.add(value)]  # type: ignore[func-returns-value]
+
+
+def _names(entry: Entry) -> Iterator[Finding]:
+    for index, alias in enumerate(entry.aliases):
+        if not _ALIAS.fullmatch(alias):
+            yield Finding(
+                f"aliases[{index}]", f"`{alias}` must have no space, control or `@` in it"
+            )
+    for name in _repeated([entry.id, *entry.aliases]):
+        yield Finding("aliases", f"`{name}` stands there twice, or is the id itself")
+    for task in _repeated(entry.tasks):
+        yield Finding("tasks", f"`{task}` stands there twice")
+    for prompt in entry.prompts:
+        if not _PROMPT.fullmatch(prompt):
+            yield Finding(_join("prompts", prompt), "a prompt's name is a-z, 0-9, `_` and `-`")
+
+
+def _places(entry: Entry) -> Iterator[Finding]:
+    for field, source in (("source", entry.source), ("tokenizer", entry.tokenizer)):
+        fault = source_fault(source) if source is not None else None
+        if fault:
+            yield Finding(field, fault)
+    if entry.weights is None:
+        return
+    fault = local_path(entry.weights)
+    if fault:
+        yield Finding("weights", f"`{entry.weights}` {fault}")
+    elif not entry.weights.endswith(WEIGHT_SUFFIXES):
+        known = ", ".join(f"*{suffix}" for suffix in WEIGHT_SUFFIXES)
+        yield Finding("weights", f"`{entry.weights}` is an unknown file type; known are {known}")
+
+
+def _abilities(entry: Entry) -> Iterator[Finding]:
+    encodes, scores, classifies = (task in entry.tasks for task in ("encode", "score", "classify"))
+    if encodes and not entry.outputs:
+        yield Finding("outputs", "`encode` needs an output, such as `dense: {dim: 384}`")
+    if scores and entry.scorer == "similarity" and "dense" not in entry.outputs:
+        yield Finding("scorer", "`similarity` compares dense vectors: `outputs.dense` is missing")
+    if scores and entry.scorer == "head" and "score" not in entry.heads:
+        yield Finding("heads", "scorer `head` needs `heads.score`")
+    if "score" in entry.heads and not (scores and entry.scorer == "head"):
+        yield Finding("heads.score", "is used by task `score` with `scorer: head` only")
+    if classifies and "classify" not in entry.heads and entry.scorer != "joint":
+        yield Finding("tasks", "`classify` needs `heads.classify`, or a model with `scorer: joint`")
+    if "classify" in entry.heads and not classifies:
+        yield Finding("heads.classify", "is there, but `tasks` does not have `classify`")
+    if entry.scorer == "joint" and not (scores or classifies):
+        yield Finding("scorer", "`joint` serves `score` and `classify`, and `tasks` has neither")
+
+
+def _head(task: str, head: HeadSpec) -> Iterator[Finding]:
+    path = f"heads.{task}"
+    fault = local_path(head.file)
+    if fault:
+        yield Finding(f"{path}.file", f"`{head.file}` {fault}")
+    elif not head.file.endswith(".safetensors") and not head.allow_pickle:
+        yield Finding(
+            f"{path}.file",
+            f"`{head.file}` is no safetensors file; a checkpoint needs `allow_pickle: true`",
+        )
+    if len(head.labels) < 2:
+        yield Finding(f"{path}.labels", "at least two labels, in the order of the logits")
+    for label in _repeated(head.labels):
+        yield Finding(f"{path}.labels", f"`{label}` stands there twice")
+    if task == "score":
+        if head.kind != "pair":
+            yield Finding(f"{path}.kind", "a score is of two texts: the kind must be `pair`")
+        if head.positive is None:
+            yield Finding(
+                f"{path}.positive", "is missing: the label whose probability is the score"
+            )
+    if head.positive is not None and head.positive not in head.labels:
+        guess = did_you_mean(head.positive, head.labels)
+        yield Finding(f"{path}.positive", f"`{head.positive}` is none of the labels{guess}")

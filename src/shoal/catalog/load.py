@@ -1,0 +1,186 @@
+"""Catalog files: a folder of YAML in, entries out.
+
+Owns reading, and gathering every fault of a folder into one `CatalogError` with file, line and
+place. Does not own what is right (`check`), names (`snapshot`) or weights (`resolve`).
+
+A folder is flat: one entry in each `*.yaml` (or `*.yml`) file. Hidden files and Markdown are
+passed over, folders are not entered; any other file is a fault, since it was meant to be something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from shoal.catalog.check import Finding, sense, shape
+from shoal.catalog.schema import Entry
+from shoal.catalog.snapshot import Snapshot
+from shoal.errors import CatalogError
+
+BUILTIN = Path(__file__).parent / "data" / "models"
+MAX_FILE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong in a folder. `line` is 0 where no line is to blame."""
+
+    file: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.what}"
+
+
+@dataclass(slots=True)
+class _Document:
+    """One file: its values, and the line of each place in it."""
+
+    file: str
+    value: Any = None
+    lines: dict[str, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def blame(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            text = f"{finding.path}: {finding.what}" if finding.path else finding.what
+            self.faults.append(Fault(self.file, self._line(finding.at or finding.path), text))
+
+    def _line(self, path: str) -> int:
+        while path and path not in self.lines:
+            path = path.rpartition("." if path.rfind(".") > path.rfind("[") else "[")[0]
+        return self.lines.get(path, 0)
+
+
+def load(folder: Path | None) -> Snapshot:
+    """The catalog in `folder`, or the built-in one. Raises `CatalogError` with every fault."""
+    folder = BUILTIN if folder is None else folder
+    entries, faults = read(folder)
+    if faults:
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        count = "an error" if len(faults) == 1 else f"{len(faults)} errors"
+        raise CatalogError(f"the catalog in {folder} has {count}:\n{listed}")
+    return Snapshot(entries)
+
+
+def read(folder: Path) -> tuple[list[Entry], list[Fault]]:
+    """The sound entries of a folder and every fault of the others."""
+    if not folder.is_dir():
+        return [], [Fault(str(folder), 0, "there is no such folder")]
+    entries: list[tuple[_Document, Entry]] = []
+    faults: list[Fault] = []
+    files = [p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith(".")]
+    for path in files:
+        if path.suffix == ".md":
+            continue
+        if path.suffix not in (".yaml", ".yml"):
+            what = "unknown file type; catalog entries are *.yaml files"
+            faults.append(Fault(path.name, 0, what))
+            continue
+        document = _read_document(path)
+        entry = _entry(document)
+        faults += document.faults
+        if entry is not None:
+            entries.append((document, entry))
+    if not entries and not faults:
+        faults.append(Fault(str(folder), 0, "there is no *.yaml file in it"))
+    faults += _clashes(entries)
+    return [entry for _, entry in entries], faults
+
+
+def _entry(document: _Document) -> Entry | None:
+    if document.faults:
+        return None
+    document.blame(shape(document.value))
+    if document.faults:
+        return None
+    entry = msgspec.convert(document.value, Entry)
+    document.blame(sense(entry))
+    return None if document.faults else entry
+
+
+def _clashes(entries: Iterable[tuple[_Document, Entry]]) -> Iterator[Fault]:
+    owners: dict[str, tuple[str, str]] = {}
+    for document, entry in entries:
+        for name in (entry.id, *entry.aliases):
+            file, other = owners.setdefault(name, (document.file, entry.id))
+            if file == document.file:
+                continue
+            line = document.lines.get("id" if name == entry.id else "aliases", 0)
+            kind = "id" if name == entry.id == other else "name"
+            what = f"{kind} `{name}` is taken by `{other}` in {file}"
+            yield Fault(document.file, line, what)
+
+
+def _read_document(path: Path) -> _Document:
+    document = _Document(path.name)
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        _parse(data, document)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        document.faults.append(Fault(path.name, line, f"no valid YAML: {error.problem}"))
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        document.faults.append(Fault(path.name, 0, f"cannot be read: {error}"))
+    return document
+
+
+def _parse(data: bytes, document: _Document) -> None:
+    """Fills the document's values and lines. Raises what YAML raises, and ValueError."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+    loader = _Loader(data)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ValueError("the file is empty")
+        document.faults += _walk(node, "", document)
+        if not document.faults:
+            document.value = loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader without anchors: an entry is small, and a cycle would have no end."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One node. Raises on an alias (`*name`)."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, "anchors and aliases are not supported; write it out", mark
+            )
+        return super().compose_node(parent, index)
+
+
+def _walk(node: yaml.Node, path: str, document: _Document) -> Iterator[Fault]:
+    """Notes the line of every place; yields a fault for each key that stands twice."""
+    document.lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _walk(item, f"{path}[{index}]", document)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            yield Fault(document.file, line, "a key must be plain text")
+            continue
+        place = f"{path}.{key.value}" if path else key.value
+        if key.value in seen:
+            first = document.lines[place]
+            what = f"{place}: key `{key.value}` stands there twice (first in line {first})"
+            yield Fault(document.file, line, what)
+        seen.add(key.value)
+        document.lines.setdefault(place, line)
+        yield from _walk(value, place, document)
