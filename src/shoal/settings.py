@@ -1,19 +1,21 @@
 """Settings: one frozen, typed object per process.
 
-Owns every knob: its name, type, default, meaning and order of precedence (flag, environment,
-file, default). The environment is read here and nowhere else. Does not own the flags themselves,
-which the CLI derives from these structs.
+Owns every knob: its name, type, default and meaning. The environment is read here and nowhere
+else. Does not own precedence and conversion (`configuration`) or the flags, which the CLI derives
+from these structs.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+PREFIX = "SHOAL_"
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -30,8 +32,10 @@ class QueueSettings:
             description="Address of the NATS server or cluster; when left out, `shoal serve` "
             "starts one of its own and the other commands use nats://127.0.0.1:4222."
         ),
-    ] = None
-    nats_token: Annotated[str | None, Meta(description="Token of the NATS server.")] = None
+    ] = field(default=None, repr=False)  # an address may have a password in it
+    nats_token: Annotated[str | None, Meta(description="Token of the NATS server.")] = field(
+        default=None, repr=False
+    )
     nats_creds: Annotated[Path | None, Meta(description="NATS credentials file (JWT and key).")] = (
         None
     )
@@ -74,6 +78,12 @@ class GatewaySettings(QueueSettings):
     max_body_bytes: Annotated[Count, Meta(description="Larger request bodies are 413.")] = (
         32 * 1024 * 1024
     )
+    body_timeout_s: Annotated[Seconds, Meta(description="Time for a request body to arrive.")] = (
+        30.0
+    )
+    max_open_requests: Annotated[
+        Count, Meta(description="Requests that are answered at the same time; one more is 429.")
+    ] = 10_000
     max_inputs: Annotated[Count, Meta(description="Inputs that one request may carry.")] = 2048
     max_input_chars: Annotated[Count, Meta(description="Characters that one input may have.")] = (
         65_536
@@ -129,3 +139,8 @@ class ServeSettings(GatewaySettings, WorkerSettings):
     data_dir: Annotated[
         Path, Meta(description="Folder for the queue, caches, logs and endpoint.json.")
     ] = Path(".shoal")
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process that are Shoal's."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
