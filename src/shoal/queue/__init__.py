@@ -1,0 +1,1 @@
+"""The shared queue: one interface, JetStream behind it, and an in-memory one for tests."""

@@ -1,0 +1,76 @@
+"""One connection to NATS: options, life cycle and the mapping of its errors.
+
+Owns how Shoal connects (for ever, with jitter, quietly) and what happens to a NATS error at this
+edge. Does not own streams or traffic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoServersError
+
+from shoal.errors import QueueUnavailable
+
+log = logging.getLogger(__name__)
+
+PENDING_BYTES = 64 * 1024 * 1024
+INBOX_PENDING_BYTES = 1024 * 1024 * 1024
+INBOX_PENDING_MSGS = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the broker is and how to prove who we are."""
+
+    url: str = "nats://127.0.0.1:4222"
+    token: str | None = None
+    creds: Path | None = None
+
+
+OnState = Callable[[], Awaitable[None]]
+
+
+async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_s: float) -> Client:
+    """A connection that comes back by itself. Raises `QueueUnavailable` after `wait_s`."""
+
+    client: Client | None = None
+
+    async def lost() -> None:
+        if client is not None and not client.is_closed:
+            log.warning("lost the connection to the queue; trying again")
+
+    async def failed(error: Exception) -> None:
+        log.debug("queue connection: %r", error)
+
+    async def back() -> None:
+        log.info("connected to the queue again")
+        await on_reconnected()
+
+    try:
+        client = await nats.connect(
+            address.url,
+            name=name,
+            token=address.token,
+            user_credentials=str(address.creds) if address.creds else None,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.25,
+            connect_timeout=max(1, int(wait_s)),
+            ping_interval=5,
+            max_outstanding_pings=2,
+            pending_size=PENDING_BYTES,
+            skip_subject_validation=True,  # every subject is made by `Topology`
+            disconnected_cb=lost,
+            reconnected_cb=back,
+            error_cb=failed,
+        )
+    except (NatsError, NoServersError, OSError, TimeoutError) as error:
+        raise QueueUnavailable(f"no NATS server answers at {address.url}: {error}") from error
+    return client

@@ -1,0 +1,138 @@
+"""What the rest of Shoal knows of the queue.
+
+Owns the contract, which one suite of tests checks on every implementation:
+
+- `submit` puts an item into the bounded line of its (model, lane). The call returns when the bytes
+  are on their way; a refusal comes later, through `on_refused`, as a `QueueFull` or a
+  `QueueUnavailable`. The same `item_id` twice is one item.
+- `pull` asks once for up to n items of one line. Deliveries come through `on_delivery`, at most n,
+  until the pull is full or has expired; then `on_end` is called once.
+- A delivery that is neither acked nor extended within `ack_wait_s` comes back with a higher
+  attempt, as does one that is naked, after its delay.
+- Outcomes and control messages are not stored: who does not listen misses them.
+
+Does not own what the bytes mean, retries of failed work (`shoal.core.delivery`) or admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from shoal.core.types import Lane
+from shoal.errors import ShoalError
+from shoal.wire.envelope import PayloadRef
+
+Control = Literal["cancel", "status"]
+OnRefused = Callable[[ShoalError], None]
+OnBytes = Callable[[bytes], None]
+
+
+class Delivery(Protocol):
+    """One item in this worker's hands."""
+
+    data: bytes
+    attempt: int
+
+    async def ack(self) -> None:
+        """The item is done; it leaves the queue."""
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """The item is given back; another attempt may begin after `delay_s`."""
+
+    async def in_progress(self) -> None:
+        """The item is being worked on: ack_wait begins anew."""
+
+
+OnDelivery = Callable[[Delivery], None]
+
+
+class Payloads(Protocol):
+    """Bodies and results that are too large for the queue."""
+
+    async def put(self, data: bytes) -> PayloadRef:
+        """Keeps `data` for a bounded time. Raises `QueueUnavailable`."""
+
+    async def get(self, ref: PayloadRef) -> bytes:
+        """The bytes again, their digest checked. Raises `QueueUnavailable` when gone or broken."""
+
+    async def delete(self, ref: PayloadRef) -> None:
+        """Forgets it; nothing happens when it is gone already."""
+
+
+class Queue(Protocol):
+    """The shared queue of one pool."""
+
+    payloads: Payloads
+    inbox: str
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached now."""
+
+    async def ensure_lines(self, models: Iterable[str]) -> None:
+        """Makes the lines of these models, one per lane; idempotent, called by every process."""
+
+    async def submit(
+        self,
+        model: str,
+        lane: Lane,
+        data: bytes,
+        *,
+        item_id: str,
+        ttl_s: float,
+        on_refused: OnRefused,
+    ) -> None:
+        """Puts an item in line. Raises `QueueUnavailable` when that is known at once."""
+
+    async def pull(
+        self,
+        model: str,
+        lane: Lane,
+        *,
+        max_items: int,
+        expires_s: float,
+        on_delivery: OnDelivery,
+        on_end: Callable[[], None],
+    ) -> None:
+        """Asks once for items; see the module. Raises `QueueUnavailable`."""
+
+    async def listen(self, on_outcome: OnBytes) -> None:
+        """Opens this process's `inbox` for outcomes."""
+
+    async def reply(self, inbox: str, data: bytes) -> None:
+        """Sends an outcome to an inbox."""
+
+    async def tell(self, control: Control, data: bytes) -> None:
+        """Sends a control message to every process of the pool that hears it."""
+
+    async def hear(self, control: Control, on_message: OnBytes) -> None:
+        """Listens to control messages."""
+
+    async def stop_pulling(self) -> None:
+        """Withdraws every open pull; nothing is delivered afterwards."""
+
+    async def close(self) -> None:
+        """Sends what is on its way and leaves."""
+
+
+OnStateChange = Callable[[bool], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """The bounds of a pool's queue.
+
+    duplicate_window_s: how long the same item id is recognised. payload_ttl_s: how long a payload
+    that nobody deleted is kept.
+    """
+
+    max_queued_per_line: int = 20_000
+    ack_wait_s: float = 10.0
+    max_held_per_line: int = 4_096
+    max_waiting_pulls: int = 512
+    duplicate_window_s: float = 60.0
+    payload_ttl_s: float = 3_600.0
+    payload_max_bytes: int = 1024**3
+    publish_timeout_s: float = 5.0

@@ -1,0 +1,344 @@
+"""The queue on NATS JetStream.
+
+Owns the hot path: publishes whose acks come to a shared inbox, one-shot pulls, raw acks. Each
+costs one core NATS message, where the library's JetStream wrapper would make several round trips
+and tasks. Facts this relies on, all of them of the server's protocol:
+
+- a publish's reply subject is taken by its ack, so the inbox for outcomes travels in the envelope;
+- a pulled message arrives with its own subject, and only the end marker of a pull has the pull's;
+  so there is at most one open pull per line, found by the line's subject;
+- a pull that fills up sends no end marker: deliveries are counted;
+- the number of earlier deliveries is a token of a delivery's reply subject.
+
+Does not own names and settings (`topology`) or the connection (`connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from shoal.clock import monotonic
+from shoal.core.types import LANES, Lane
+from shoal.errors import QueueFull, QueueUnavailable, ShoalError
+from shoal.queue.connection import (
+    INBOX_PENDING_BYTES,
+    INBOX_PENDING_MSGS,
+    Address,
+    connect,
+)
+from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused
+from shoal.queue.payloads import NatsPayloads
+from shoal.queue.topology import Topology
+
+log = logging.getLogger(__name__)
+
+OnMsg = Callable[[Msg], Awaitable[None]]
+
+_LINE_IS_FULL = 10077  # "maximum messages per subject exceeded"
+_PULL_GRACE_S = 2.0
+
+
+class JetStreamDelivery:
+    """A pulled message; see `shoal.queue.interface.Delivery`."""
+
+    __slots__ = ("_client", "_reply", "attempt", "data")
+
+    def __init__(self, client: Client, msg: Msg) -> None:
+        self._client = client
+        self._reply = msg.reply
+        self.data: bytes = msg.data
+        # $JS.ACK.<stream>.<consumer>.<deliveries>... or, in a domain, two tokens later.
+        tokens = msg.reply.split(".", 8)
+        self.attempt = int(tokens[4] if len(tokens) < 9 or tokens[4].isdigit() else tokens[6])
+
+    async def ack(self) -> None:
+        """The item is done."""
+        await self._say(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """The item is given back."""
+        await self._say(b'-NAK {"delay":%d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK")
+
+    async def in_progress(self) -> None:
+        """The item is being worked on."""
+        await self._say(b"+WPI")
+
+    async def _say(self, word: bytes) -> None:
+        try:
+            await self._client.publish(self._reply, word)
+        except NatsError as error:  # the broker is away: the item comes back after ack_wait
+            log.debug("could not send %r: %r", word, error)
+
+
+@dataclass(slots=True)
+class _Pull:
+    number: int
+    left: int
+    on_delivery: OnDelivery
+    on_end: Callable[[], None]
+    guard: asyncio.TimerHandle | None = None
+
+
+class JetStreamQueue:
+    """`shoal.queue.interface.Queue` on JetStream. Open it with `JetStreamQueue.open`."""
+
+    def __init__(self, client: Client, topology: Topology) -> None:
+        self._client = client
+        self._topology = topology
+        self._js = client.jetstream()
+        self._id = uuid.uuid4().hex[:16]
+        self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
+        self.payloads = NatsPayloads(self._js, topology)
+        self._lines: set[str] = set()
+        self._pulls: dict[str, _Pull] = {}
+        self._pull_inbox: Subscription | None = None
+        self._pull_number = 0
+        self._unacked: dict[str, tuple[OnRefused, float]] = {}
+        self._publish_number = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls, address: Address, topology: Topology, *, name: str, wait_s: float = 10.0
+    ) -> JetStreamQueue:
+        """Connects, makes the topology and the inboxes. Raises `QueueUnavailable`."""
+        queue: JetStreamQueue | None = None
+
+        async def on_reconnected() -> None:
+            if queue is not None:
+                await queue._restore()
+
+        client = await connect(address, name=name, on_reconnected=on_reconnected, wait_s=wait_s)
+        queue = cls(client, topology)
+        try:
+            await queue._ensure()
+            await queue._subscribe(f"_INBOX.{queue._id}.ack.*", queue._on_publish_ack)
+            queue._pull_inbox = await queue._subscribe(
+                f"_INBOX.{queue._id}.pull.*", queue._on_pulled
+            )
+        except (NatsError, TimeoutError) as error:
+            await client.close()
+            raise QueueUnavailable(f"JetStream at {address.url}: {error}") from error
+        queue._sweeper = asyncio.create_task(queue._sweep(), name="queue publish sweeper")
+        return queue
+
+    async def _ensure(self) -> None:
+        self._topology = await self._topology.ensure_stream(self._js)
+        await self.payloads.ensure()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached now."""
+        return bool(self._client.is_connected)
+
+    async def ensure_lines(self, models: Iterable[str]) -> None:
+        """Makes the consumers of these models' lines."""
+        try:
+            for model in models:
+                for lane in LANES:
+                    await self._topology.ensure_line(self._js, model, lane)
+                self._lines.add(model)
+        except (NatsError, TimeoutError) as error:
+            raise QueueUnavailable(f"cannot make the queue's lines: {error}") from error
+
+    async def submit(
+        self,
+        model: str,
+        lane: Lane,
+        data: bytes,
+        *,
+        item_id: str,
+        ttl_s: float,
+        on_refused: OnRefused,
+    ) -> None:
+        """Publishes; the ack is handled when it comes."""
+        if not self._client.is_connected:
+            raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
+        self._publish_number += 1
+        number = str(self._publish_number)
+        self._unacked[number] = (on_refused, monotonic())
+        try:
+            await self._client.publish(
+                self._topology.line(model, lane),
+                data,
+                reply=f"_INBOX.{self._id}.ack.{number}",
+                headers={"Nats-Msg-Id": item_id, "Nats-TTL": f"{max(1, int(ttl_s) + 1)}s"},
+            )
+        except NatsError as error:
+            self._unacked.pop(number, None)
+            raise QueueUnavailable(f"the queue did not take the item: {error}") from error
+
+    async def _on_publish_ack(self, msg: Msg) -> None:
+        waiting = self._unacked.pop(msg.subject.rpartition(".")[2], None)
+        if waiting is None:
+            return
+        if msg.headers and msg.headers.get("Status") == "503":
+            waiting[0](QueueUnavailable("the queue has no stream now", retry_after_s=1.0))
+        elif b'"error"' in msg.data:
+            waiting[0](_refusal(msg.data))
+
+    async def _sweep(self) -> None:
+        """Fails the publishes that nobody acked: the broker went away with them."""
+        timeout_s = self._topology.limits.publish_timeout_s
+        while True:
+            await asyncio.sleep(timeout_s / 4)
+            late = monotonic() - timeout_s
+            # Insertion order is age order, so the first young one ends the search.
+            while self._unacked:
+                number, (on_refused, sent_s) = next(iter(self._unacked.items()))
+                if sent_s > late:
+                    break
+                del self._unacked[number]
+                on_refused(QueueUnavailable("the queue did not confirm the item in time"))
+
+    async def pull(
+        self,
+        model: str,
+        lane: Lane,
+        *,
+        max_items: int,
+        expires_s: float,
+        on_delivery: OnDelivery,
+        on_end: Callable[[], None],
+    ) -> None:
+        """One one-shot pull; a line has at most one open."""
+        line = self._topology.line(model, lane)
+        if line in self._pulls:
+            raise ValueError(f"{line} has an open pull")
+        self._pull_number += 1
+        pull = _Pull(self._pull_number, max_items, on_delivery, on_end)
+        self._pulls[line] = pull
+        pull.guard = asyncio.get_running_loop().call_later(
+            expires_s + _PULL_GRACE_S, self._end_pull, line, pull.number
+        )
+        try:
+            await self._client.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{self._topology.stream}"
+                f".{self._topology.consumer(model, lane)}",
+                b'{"batch":%d,"expires":%d}' % (max_items, int(expires_s * 1e9)),
+                reply=f"_INBOX.{self._id}.pull.{pull.number}",
+            )
+        except NatsError as error:
+            self._drop_pull(line)
+            raise QueueUnavailable(f"cannot pull: {error}") from error
+
+    async def _on_pulled(self, msg: Msg) -> None:
+        if not msg.reply:  # an end marker: 404, 408, 409 or, without a stream, 503
+            number = int(msg.subject.rpartition(".")[2])
+            for line, pull in self._pulls.items():
+                if pull.number == number:
+                    self._end_pull(line, number)
+                    break
+            return
+        delivery = JetStreamDelivery(self._client, msg)
+        pulled = self._pulls.get(msg.subject)
+        if pulled is None:  # the pull was withdrawn while this was on its way
+            await delivery.nak()
+            return
+        pulled.left -= 1
+        pulled.on_delivery(delivery)
+        if pulled.left == 0:
+            self._end_pull(msg.subject, pulled.number)
+
+    def _drop_pull(self, line: str) -> _Pull | None:
+        pull = self._pulls.pop(line, None)
+        if pull is not None and pull.guard is not None:
+            pull.guard.cancel()
+        return pull
+
+    def _end_pull(self, line: str, number: int) -> None:
+        pull = self._pulls.get(line)
+        if pull is not None and pull.number == number:
+            self._drop_pull(line)
+            pull.on_end()
+
+    async def _restore(self) -> None:
+        """After a reconnection: the topology again (a memory stream is gone), pulls anew."""
+        try:
+            await self._ensure()
+            await self.ensure_lines(list(self._lines))
+        except (NatsError, TimeoutError, QueueUnavailable) as error:
+            log.warning("the queue is back but not ready: %s", error)
+        for line, pull in list(self._pulls.items()):
+            self._end_pull(line, pull.number)
+
+    async def listen(self, on_outcome: OnBytes) -> None:
+        """Opens the inbox for outcomes."""
+        await self._subscribe(self.inbox, _bytes_to(on_outcome))
+
+    async def hear(self, control: Control, on_message: OnBytes) -> None:
+        """Listens to a kind of control message."""
+        await self._subscribe(self._topology.control(control), _bytes_to(on_message))
+
+    async def _subscribe(self, subject: str, on_msg: OnMsg) -> Subscription:
+        subscription = await self._client.subscribe(
+            subject,
+            cb=on_msg,
+            pending_msgs_limit=INBOX_PENDING_MSGS,
+            pending_bytes_limit=INBOX_PENDING_BYTES,
+        )
+        await self._client.flush()
+        return subscription
+
+    async def reply(self, inbox: str, data: bytes) -> None:
+        """Sends an outcome."""
+        await self._send(inbox, data)
+
+    async def tell(self, control: Control, data: bytes) -> None:
+        """Sends a control message."""
+        await self._send(self._topology.control(control), data)
+
+    async def _send(self, subject: str, data: bytes) -> None:
+        try:
+            await self._client.publish(subject, data)
+        except NatsError as error:
+            raise QueueUnavailable(f"the queue did not take a message: {error}") from error
+
+    async def stop_pulling(self) -> None:
+        """Ends every pull here and at the broker; what still arrives is given back."""
+        for line in list(self._pulls):
+            self._drop_pull(line)
+        inbox, self._pull_inbox = self._pull_inbox, None
+        if inbox is not None and self._client.is_connected:
+            try:
+                await inbox.drain()
+            except (NatsError, TimeoutError) as error:
+                log.debug("withdrawing pulls: %r", error)
+
+    async def close(self) -> None:
+        """Flushes and disconnects."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.stop_pulling()
+        try:
+            if self._client.is_connected:
+                await self._client.flush(timeout=2)
+            await self._client.close()
+        except (NatsError, TimeoutError) as error:
+            log.debug("closing the queue connection: %r", error)
+
+
+def _bytes_to(on_bytes: OnBytes) -> OnMsg:
+    async def handle(msg: Msg) -> None:
+        on_bytes(msg.data)
+
+    return handle
+
+
+def _refusal(data: bytes) -> ShoalError:
+    """The error of a publish that JetStream refused."""
+    error = APIError(**json.loads(data).get("error", {}))
+    if error.err_code == _LINE_IS_FULL:
+        return QueueFull("this model's queue is full", retry_after_s=1.0)
+    return QueueUnavailable(f"the queue refused the item: {error.description}", retry_after_s=1.0)

@@ -1,0 +1,90 @@
+"""Large bodies in the NATS object store.
+
+Owns keys, digests and the bucket's bounds. Does not own the decision what is large
+(`inline_max_bytes`), which is the gateway's and the worker's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import ObjectStoreConfig, StorageType
+from nats.js.errors import BadRequestError, NotFoundError, ObjectNotFoundError
+from nats.js.object_store import ObjectStore
+
+from shoal.errors import QueueUnavailable
+from shoal.queue.topology import Topology
+from shoal.wire.envelope import PayloadRef
+
+
+def reference(data: bytes) -> PayloadRef:
+    """A new reference to `data`: a random key, its size and its SHA-256."""
+    return PayloadRef(uuid.uuid4().hex, len(data), hashlib.sha256(data).hexdigest())
+
+
+def check(ref: PayloadRef, data: bytes) -> bytes:
+    """`data`, when it is what `ref` speaks of. Raises `QueueUnavailable`."""
+    if len(data) != ref.size_bytes or hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise QueueUnavailable(f"payload {ref.key} does not match its digest")
+    return data
+
+
+class NatsPayloads:
+    """The `Payloads` contract on a NATS object store."""
+
+    def __init__(self, js: JetStreamContext, topology: Topology) -> None:
+        self._js = js
+        self._topology = topology
+        self._store: ObjectStore | None = None
+
+    async def ensure(self) -> None:
+        """Creates the bucket, or finds it."""
+        t = self._topology
+        config = ObjectStoreConfig(
+            bucket=t.payload_bucket,
+            description="Shoal: bodies and results over the inline limit",
+            ttl=t.limits.payload_ttl_s,
+            max_bytes=t.limits.payload_max_bytes,
+            storage=StorageType(t.storage),
+            replicas=t.replicas,
+        )
+        try:
+            self._store = await self._js.create_object_store(t.payload_bucket, config)
+        except BadRequestError:  # it is there with other settings
+            self._store = await self._js.object_store(t.payload_bucket)
+
+    def _ready(self) -> ObjectStore:
+        if self._store is None:
+            raise QueueUnavailable("the payload store is not open")
+        return self._store
+
+    async def put(self, data: bytes) -> PayloadRef:
+        """Keeps `data` under a new key."""
+        ref = reference(data)
+        try:
+            await self._ready().put(ref.key, data)
+        except (NatsError, TimeoutError) as error:
+            raise QueueUnavailable(
+                f"the payload store refused {len(data)} bytes: {error}"
+            ) from error
+        return ref
+
+    async def get(self, ref: PayloadRef) -> bytes:
+        """The bytes of `ref`."""
+        try:
+            found = await self._ready().get(ref.key)
+        except (ObjectNotFoundError, NotFoundError) as error:
+            raise QueueUnavailable(f"payload {ref.key} is gone") from error
+        except (NatsError, TimeoutError) as error:
+            raise QueueUnavailable(f"the payload store did not answer: {error}") from error
+        return check(ref, found.data or b"")
+
+    async def delete(self, ref: PayloadRef) -> None:
+        """Forgets `ref`; the bucket's age limit catches what this misses."""
+        try:
+            await self._ready().delete(ref.key)
+        except (NatsError, TimeoutError):
+            return

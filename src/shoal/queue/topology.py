@@ -1,0 +1,130 @@
+"""Names and settings of everything that Shoal keeps in NATS.
+
+The one owner of the topology: every process calls the same idempotent `ensure_*`, so two builds
+or two start-ups never disagree. Does not own connections or traffic.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import NotFoundError
+
+from shoal.core.types import Lane
+from shoal.queue.interface import Control, QueueLimits
+
+_MUTABLE = ("subjects", "max_msgs_per_subject", "duplicate_window", "allow_msg_ttl")
+_UNSAFE = re.compile(r"[^a-z0-9_-]")
+
+
+def token(name: str) -> str:
+    """A model id as one subject token: injective, every other character as `=XX` hex."""
+    return _UNSAFE.sub(lambda m: "".join(f"={b:02X}" for b in m[0].encode()), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One pool's stream, consumers and subjects."""
+
+    pool: str
+    storage: Literal["file", "memory"]
+    replicas: int
+    limits: QueueLimits
+
+    @property
+    def stream(self) -> str:
+        """The work stream."""
+        return f"shoal-work-{self.pool}"
+
+    @property
+    def payload_bucket(self) -> str:
+        """The object store of large bodies."""
+        return f"shoal-payloads-{self.pool}"
+
+    def line(self, model: str, lane: Lane) -> str:
+        """The subject of one (model, lane)."""
+        return f"shoal.work.{self.pool}.{lane}.{token(model)}"
+
+    def consumer(self, model: str, lane: Lane) -> str:
+        """The durable consumer of one (model, lane), shared by all workers."""
+        return f"{lane}-{token(model)}"
+
+    def control(self, control: Control) -> str:
+        """The subject of a kind of control message."""
+        return f"shoal.control.{self.pool}.{control}"
+
+    def stream_config(self) -> StreamConfig:
+        """Work-queue retention; a full line refuses new items instead of dropping old ones."""
+        return StreamConfig(
+            name=self.stream,
+            description="Shoal: items waiting for workers",
+            subjects=[f"shoal.work.{self.pool}.*.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            discard=DiscardPolicy.NEW,
+            discard_new_per_subject=True,
+            max_msgs_per_subject=self.limits.max_queued_per_line,
+            storage=StorageType(self.storage),
+            num_replicas=self.replicas,
+            duplicate_window=self.limits.duplicate_window_s,
+            allow_msg_ttl=True,
+            allow_direct=True,
+        )
+
+    def consumer_config(self, model: str, lane: Lane) -> ConsumerConfig:
+        """Explicit acks, unlimited deliveries: the worker counts attempts and buries."""
+        return ConsumerConfig(
+            durable_name=self.consumer(model, lane),
+            filter_subject=self.line(model, lane),
+            ack_policy=AckPolicy.EXPLICIT,
+            deliver_policy=DeliverPolicy.ALL,
+            ack_wait=self.limits.ack_wait_s,
+            max_deliver=-1,
+            max_ack_pending=self.limits.max_held_per_line,
+            max_waiting=self.limits.max_waiting_pulls,
+            num_replicas=self.replicas,
+            mem_storage=self.storage == "memory",
+        )
+
+    async def ensure_stream(self, js: JetStreamContext) -> Topology:
+        """Creates the stream, or brings an older one to these settings.
+
+        Storage and replicas are decided by who creates the stream: the topology that is returned
+        has those of the stream as it is, so that a process with other flags does not fight it.
+        """
+        try:
+            found = (await js.stream_info(self.stream)).config
+        except NotFoundError:
+            await js.add_stream(self.stream_config())
+            return self
+        actual = replace(
+            self,
+            storage="memory" if found.storage == StorageType.MEMORY else "file",
+            replicas=found.num_replicas or 1,
+        )
+        config = actual.stream_config()
+        if any(getattr(found, name) != getattr(config, name) for name in _MUTABLE):
+            await js.update_stream(config)
+        return actual
+
+    async def ensure_line(self, js: JetStreamContext, model: str, lane: Lane) -> None:
+        """Creates or updates the consumer of one line."""
+        await js.add_consumer(self.stream, self.consumer_config(model, lane))
+
+    async def remove_line(self, js: JetStreamContext, model: str, lane: Lane) -> None:
+        """Removes the consumer of one line; nothing happens when there is none."""
+        try:
+            await js.delete_consumer(self.stream, self.consumer(model, lane))
+        except NotFoundError:
+            return

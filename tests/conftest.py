@@ -1,0 +1,65 @@
+"""Fixtures with real parts."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.queue.connection import Address
+from shoal.queue.server import EmbeddedServer
+
+
+class NatsServer:
+    """A real nats-server in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.embedded = EmbeddedServer(folder, "test-token")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.embedded.command())
+        give_up = time.monotonic() + 20
+        while (address := self.embedded.address()) is None:
+            assert self.process.poll() is None, "nats-server left"
+            assert time.monotonic() < give_up, "nats-server does not listen"
+            time.sleep(0.01)
+        self.address: Address = address
+        port = int(address.url.rpartition(":")[2])
+        self.embedded = EmbeddedServer(self.embedded.folder, self.embedded.token, port)
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One nats-server for the session; tests use pools of their own in it."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.stop()
+
+
+def run(main: Coroutine[Any, Any, None], timeout_s: float = 30.0) -> None:
+    """Runs a coroutine test in a loop of its own."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(main, timeout_s)
+        await asyncio.sleep(0.01)  # transports close a turn after they are told to
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Waits until `condition` holds. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)

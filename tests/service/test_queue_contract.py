@@ -1,0 +1,357 @@
+"""One suite for every implementation of the queue's contract."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shoal.errors import QueueFull, QueueUnavailable
+from shoal.queue.interface import Queue, QueueLimits
+from shoal.queue.jetstream import JetStreamQueue
+from shoal.queue.memory import MemoryBroker, MemoryQueue
+from shoal.queue.topology import Topology
+from tests.conftest import run, until
+
+LIMITS = QueueLimits(
+    max_queued_per_line=5, ack_wait_s=0.5, publish_timeout_s=2.0, payload_max_bytes=2**25
+)
+MODEL = "org/some.model"
+
+
+class Line:
+    """A worker's side of one line, as lists."""
+
+    def __init__(self, queue: Queue, model: str = MODEL) -> None:
+        self.queue, self.model = queue, model
+        self.got: asyncio.Queue = asyncio.Queue(maxsize=100)
+        self.ended = asyncio.Event()
+
+    async def pull(self, max_items=1, expires_s=5.0, lane="interactive"):
+        self.ended.clear()
+        await self.queue.pull(
+            self.model,
+            lane,
+            max_items=max_items,
+            expires_s=expires_s,
+            on_delivery=self.got.put_nowait,
+            on_end=self.ended.set,
+        )
+
+    async def one(self, timeout_s=5.0):
+        return await asyncio.wait_for(self.got.get(), timeout_s)
+
+
+class Pool:
+    """Opens queues of one fresh pool."""
+
+    def __init__(self, kind: str, server) -> None:
+        self.kind, self.server = kind, server
+        self.broker = MemoryBroker(LIMITS)
+        self.topology = Topology(f"t{uuid.uuid4().hex[:8]}", "file", 1, LIMITS)
+        self.opened: list[Queue] = []
+
+    async def queue(self) -> Queue:
+        if self.kind == "memory":
+            queue: Queue = MemoryQueue(self.broker)
+        else:
+            queue = await JetStreamQueue.open(self.server.address, self.topology, name="test")
+        await queue.ensure_lines([MODEL])
+        self.opened.append(queue)
+        return queue
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+def pool(request):
+    server = request.getfixturevalue("nats_server") if request.param == "jetstream" else None
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Pool]:
+        made = Pool(request.param, server)
+        try:
+            yield made
+        finally:
+            for queue in made.opened:
+                await queue.close()
+
+    return opened
+
+
+_ids = itertools.count()
+
+
+async def submit(queue, data=b"x", *, item_id=None, lane="interactive", ttl_s=30.0, refused=None):
+    refusals = [] if refused is None else refused
+    item = item_id or f"item-{next(_ids)}-{uuid.uuid4().hex}"
+    await queue.submit(MODEL, lane, data, item_id=item, ttl_s=ttl_s, on_refused=refusals.append)
+    return refusals
+
+
+def test_queue_delivers_what_was_submitted_in_order(pool):
+    """Items of a line arrive in order, each once, and the pull ends when it is full."""
+
+    async def main():
+        async with pool() as p:
+            gateway, worker = await p.queue(), await p.queue()
+            line = Line(worker)
+            for n in range(3):
+                await submit(gateway, b"%d" % n)
+            await line.pull(max_items=3)
+            got = [await line.one() for _ in range(3)]
+            assert [d.data for d in got] == [b"0", b"1", b"2"]
+            assert [d.attempt for d in got] == [1, 1, 1]
+            await asyncio.wait_for(line.ended.wait(), 5)
+            for d in got:
+                await d.ack()
+
+    run(main())
+
+
+def test_queue_pull_waits_for_work_and_expires(pool):
+    """A pull on an empty line takes later work, and ends by itself when nothing comes."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            line = Line(queue)
+            await line.pull(max_items=2, expires_s=0.3)
+            await submit(queue, b"late")
+            assert (await line.one()).data == b"late"
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.empty()
+
+    run(main())
+
+
+def test_queue_lanes_and_models_are_separate_lines(pool):
+    """A pull of one lane never takes the other lane's items."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            line = Line(queue)
+            await submit(queue, b"bulk", lane="bulk")
+            await line.pull(expires_s=0.3)
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.empty()
+            await line.pull(lane="bulk")
+            assert (await line.one()).data == b"bulk"
+
+    run(main())
+
+
+def test_queue_full_line_refuses_with_queue_full(pool):
+    """The item over a line's bound is refused as 429; the earlier ones stay."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            refused: list = []
+            for _ in range(LIMITS.max_queued_per_line + 1):
+                await submit(queue, refused=refused)
+            await until(lambda: refused)
+            assert [type(e) for e in refused] == [QueueFull]
+            line = Line(queue)
+            await line.pull(max_items=10, expires_s=0.5)
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.qsize() == LIMITS.max_queued_per_line
+
+    run(main())
+
+
+def test_queue_same_item_id_is_one_item(pool):
+    """A publish that is repeated under the same item id does not run twice."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            item_id = uuid.uuid4().hex
+            await submit(queue, item_id=item_id)
+            await submit(queue, item_id=item_id)
+            line = Line(queue)
+            await line.pull(max_items=5, expires_s=0.4)
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.qsize() == 1
+
+    run(main())
+
+
+def test_queue_unacked_item_comes_back_with_a_higher_attempt(pool):
+    """What a vanished worker held is delivered again after ack_wait."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            line = Line(queue)
+            await submit(queue, b"again")
+            await line.pull()
+            assert (await line.one()).attempt == 1
+            await line.pull()
+            second = await line.one()
+            assert (second.data, second.attempt) == (b"again", 2)
+            await second.ack()
+
+    run(main())
+
+
+def test_queue_in_progress_keeps_an_item(pool):
+    """An item that is reported to be in progress is not delivered to anyone else."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            line = Line(queue)
+            await submit(queue)
+            await line.pull()
+            held = await line.one()
+            await line.pull(expires_s=1.2)
+            for _ in range(6):
+                await asyncio.sleep(0.2)
+                await held.in_progress()
+            await held.ack()
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.empty()
+
+    run(main())
+
+
+def test_queue_nak_returns_an_item_after_its_delay(pool):
+    """A naked item comes back, not before its delay."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            line = Line(queue)
+            await submit(queue)
+            await line.pull()
+            await (await line.one()).nak(0.3)
+            await line.pull()
+            with pytest.raises(TimeoutError):
+                await line.one(0.15)
+            assert (await line.one()).attempt == 2
+
+    run(main())
+
+
+def test_queue_acked_item_is_gone(pool):
+    """An acked item leaves the line and makes room in it."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            line = Line(queue)
+            for _ in range(LIMITS.max_queued_per_line * 2):
+                assert await submit(queue) == []
+                await line.pull()
+                await (await line.one()).ack()
+            await line.pull(expires_s=0.7)
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.empty()
+
+    run(main())
+
+
+def test_queue_item_expires_with_its_ttl(pool):
+    """An item that nobody took before its deadline is dropped by the queue itself."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            await submit(queue, ttl_s=0.5)
+            await asyncio.sleep(2.6)  # brokers keep whole seconds
+            line = Line(queue)
+            await line.pull(expires_s=0.3)
+            await asyncio.wait_for(line.ended.wait(), 5)
+            assert line.got.empty()
+
+    run(main())
+
+
+def test_queue_two_workers_share_a_line(pool):
+    """Two workers that pull the same line get different items."""
+
+    async def main():
+        async with pool() as p:
+            gateway, a, b = await p.queue(), Line(await p.queue()), Line(await p.queue())
+            await a.pull(max_items=2)
+            await b.pull(max_items=2)
+            for n in range(4):
+                await submit(gateway, b"%d" % n)
+            got = [await line.one() for line in (a, a, b, b)]
+            assert sorted(d.data for d in got) == [b"0", b"1", b"2", b"3"]
+            for d in got:
+                await d.ack()
+
+    run(main())
+
+
+def test_queue_stop_pulling_leaves_items_to_others(pool):
+    """After stop_pulling nothing arrives here, and another worker gets the item at once."""
+
+    async def main():
+        async with pool() as p:
+            leaving, staying = await p.queue(), await p.queue()
+            a, b = Line(leaving), Line(staying)
+            await a.pull(max_items=5)
+            await leaving.stop_pulling()
+            await b.pull()
+            await submit(staying, b"mine")
+            assert (await b.one()).data == b"mine"
+            assert a.got.empty()
+
+    run(main())
+
+
+def test_queue_replies_and_control_reach_their_listeners(pool):
+    """Outcomes go to the inbox that they name, control messages to everyone who hears them."""
+
+    async def main():
+        async with pool() as p:
+            a, b = await p.queue(), await p.queue()
+            outcomes, heard_a, heard_b = [], [], []
+            await a.listen(outcomes.append)
+            await a.hear("cancel", heard_a.append)
+            await b.hear("cancel", heard_b.append)
+            await b.reply(a.inbox, b"outcome")
+            await b.tell("cancel", b"request")
+            await until(lambda: outcomes and heard_a and heard_b)
+            assert (outcomes, heard_a, heard_b) == ([b"outcome"], [b"request"], [b"request"])
+
+    run(main())
+
+
+def test_queue_payloads_keep_large_bodies_and_check_them(pool):
+    """A payload larger than a message comes back intact to another process, then is gone."""
+
+    async def main():
+        async with pool() as p:
+            a, b = await p.queue(), await p.queue()
+            data = bytes(range(256)) * 40_000
+            ref = await a.payloads.put(data)
+            assert (ref.size_bytes, await b.payloads.get(ref)) == (len(data), data)
+            forged = type(ref)(ref.key, ref.size_bytes, "0" * 64)
+            with pytest.raises(QueueUnavailable, match="digest"):
+                await b.payloads.get(forged)
+            await a.payloads.delete(ref)
+            with pytest.raises(QueueUnavailable, match="gone"):
+                await b.payloads.get(ref)
+
+    run(main())
+
+
+def test_queue_closed_refuses_at_once(pool):
+    """A queue that was closed fails a submit immediately instead of hanging."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            await queue.close()
+            assert not queue.connected
+            with pytest.raises(QueueUnavailable):
+                await submit(queue)
+
+    run(main())
