@@ -173,7 +173,7 @@ def _say(value: Any, hint: Any, metas: Iterable[Meta], error: str) -> str:
     expected = [m.extra["expected"] for m in metas if m.extra and "expected" in m.extra]
     if expected and isinstance(value, str):
         return f"`{value}` must be {expected[0]}"
-    return error.replace("`array`", "list").replace("`object`", "mapping")
+    return error.replace("`array`", "`list`").replace("`object`", "`mapping`")
 
 
 def _kind(value: Any) -> str:
