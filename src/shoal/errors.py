@@ -8,6 +8,7 @@
     │   ├── NotFound               404  no such path
     │   │   └── UnknownModel       404  no such model, alias, revision or adapter
     │   ├── MethodNotAllowed       405
+    │   ├── RequestTimeout         408  the body did not arrive in time
     │   ├── PayloadTooLarge        413  the body is over the limit
     │   ├── UnsupportedMedia       415  neither JSON nor MessagePack
     │   └── ClientGone             499  the caller closed the connection
@@ -16,7 +17,8 @@
     │   ├── QueueUnavailable       503  the broker is away
     │   ├── ModelLoading           503
     │   ├── NoWorker               503  no worker can run this model
-    │   └── DeadlineExceeded       504
+    │   ├── DeadlineExceeded       504
+    │   └── Unreachable            503  (in clients) no server answers at the address
     ├── RuntimeFault           a model or its runtime failed on work that was well formed
     │   ├── RuntimeUnavailable     503  the runtime's library is not installed, or it does not start
     │   ├── ModelUnavailable       503  the weights do not load
@@ -41,7 +43,8 @@ from typing import ClassVar
 class ShoalError(Exception):
     """Base of every error that Shoal raises on purpose.
 
-    `param` names the field at fault; `retry_after_s` says when another try may succeed.
+    `param` names the field at fault; `retry_after_s` says when another try may succeed;
+    `input_index` says which input of a list is meant, counted from 0.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -49,12 +52,18 @@ class ShoalError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        input_index: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.input_index = input_index
 
 
 class CallerError(ShoalError):
@@ -99,6 +108,13 @@ class MethodNotAllowed(CallerError):
 
     code = "method_not_allowed"
     http_status = 405
+
+
+class RequestTimeout(CallerError):
+    """The body did not arrive in time."""
+
+    code = "request_timeout"
+    http_status = 408
 
 
 class PayloadTooLarge(CallerError):
@@ -162,6 +178,12 @@ class DeadlineExceeded(CapacityError):
     http_status = 504
 
 
+class Unreachable(CapacityError):
+    """No server answers at the address; raised by clients."""
+
+    code = "unreachable"
+
+
 class RuntimeFault(ShoalError):
     """A model or its runtime failed on well-formed work."""
 
@@ -204,6 +226,7 @@ class RunFailed(RuntimeFault):
     """The batch raised, or gave numbers that are not finite."""
 
     code = "run_failed"
+    retryable = False  # the batch was split already, so it is this item's own
 
 
 class OperatorError(ShoalError):
@@ -238,7 +261,13 @@ _BY_CODE[Bug.code] = Bug
 
 
 def from_code(
-    code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    retry_after_s: float | None = None,
+    input_index: int | None = None,
 ) -> ShoalError:
     """The error that `code` names; an unknown code (a newer peer's) becomes a `Bug`."""
-    return _BY_CODE.get(code, Bug)(message, param=param, retry_after_s=retry_after_s)
+    kind = _BY_CODE.get(code, Bug)
+    return kind(message, param=param, retry_after_s=retry_after_s, input_index=input_index)

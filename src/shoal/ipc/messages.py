@@ -167,11 +167,16 @@ class Memory(msgspec.Struct, frozen=True, tag="memory", omit_defaults=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A call failed as a whole (a load, or a model that is not there)."""
+    """A call failed as a whole (a load, or a model that is not there).
+
+    With `seq` NO_CALL: the process cannot serve at all and is about to leave.
+    """
 
     seq: int
     failure: Failure
 
+
+NO_CALL = 0
 
 Answer = Hello | Loaded | Ran | Memory | Failed
 

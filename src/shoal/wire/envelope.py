@@ -93,22 +93,32 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why an item has no result. `code` is one of `shoal.errors`."""
+    """Why an item has no result. `code` is one of `shoal.errors`.
+
+    input_index: which of the item's own inputs is at fault.
+    """
 
     code: str
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    input_index: int | None = None
 
     @classmethod
     def of(cls, error: ShoalError) -> Failure:
         """The wire form of an error."""
-        return cls(error.code, error.message, error.param, error.retry_after_s)
+        return cls(
+            error.code, error.message, error.param, error.retry_after_s, error.input_index
+        )
 
     def error(self) -> ShoalError:
         """The error again, of the class that its code names."""
         return from_code(
-            self.code, self.message, param=self.param, retry_after_s=self.retry_after_s
+            self.code,
+            self.message,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            input_index=self.input_index,
         )
 
 

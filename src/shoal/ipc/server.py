@@ -1,0 +1,82 @@
+"""A runtime process's end of the socket.
+
+Owns reading calls, queueing them for the one thread that runs the model, and leaving when the
+worker closes its end. Plain threads, no event loop: the main thread belongs to the model's library
+for as long as it computes, and a second one reads, so that questions are answered meanwhile.
+Does not own what a call does (`shoal.runtimes.host`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.ipc.messages import Answer, AskMemory, Call, Failed, Hello, decode_call, encode
+from shoal.wire.frames import FrameDecoder, FrameTooLarge, frame
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_CALLS = 1024
+_READ_BYTES = 256 * 1024
+
+
+class RuntimeServer:
+    """Serves one worker over `end`: `handle` runs on the main thread, `ask` on the reading one."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        handle: Callable[[Call], Answer],
+        ask: Callable[[AskMemory], Answer],
+    ) -> None:
+        self._end = end
+        self._handle = handle
+        self._ask = ask
+        self._calls: queue.Queue[Call] = queue.Queue(maxsize=MAX_WAITING_CALLS)
+        self._sending = threading.Lock()
+
+    def serve(self, hello: Hello) -> None:
+        """Says hello, then answers calls until the process ends."""
+        self._send(hello)
+        threading.Thread(target=self._read, name="calls", daemon=True).start()
+        while True:
+            self._send(self._handle(self._calls.get()))
+
+    def _send(self, answer: Answer) -> None:
+        try:
+            with self._sending:
+                self._end.sendall(frame(encode(answer)))
+        except OSError:
+            _leave()
+
+    def _read(self) -> None:
+        decoder = FrameDecoder()
+        buffer = bytearray(_READ_BYTES)
+        view = memoryview(buffer)
+        try:
+            while size := self._end.recv_into(buffer):
+                for data in decoder.feed(view[:size]):
+                    call = decode_call(data)
+                    if isinstance(call, AskMemory):
+                        self._send(self._ask(call))
+                    else:
+                        self._calls.put(call)
+        except (OSError, FrameTooLarge, msgspec.DecodeError) as error:
+            log.error("cannot read calls: %s", error)  # noqa: TRY400 - the cause is in the text
+        _leave()
+
+
+def refuse(end: socket.socket, failed: Failed) -> None:
+    """Says why this process cannot serve."""
+    end.sendall(frame(encode(failed)))
+
+
+def _leave() -> None:
+    """Ends the process at once, even in the middle of a batch: nobody waits for its result."""
+    os._exit(0)

@@ -1,0 +1,158 @@
+"""A runtime process: hosts one runtime and answers the worker's calls.
+
+    python -m shoal.runtimes.host --fd N --runtime NAME --device cpu --threads 1
+
+Owns mapping what a runtime raises, splitting a lost batch to find its culprit, and measuring
+memory and time. Does not own queueing, policy, or models (the runtime's).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+
+from shoal.clock import monotonic
+from shoal.errors import Bug, ModelUnavailable, OutOfMemory, RunFailed, ShoalError
+from shoal.ipc.messages import (
+    NO_CALL,
+    Answer,
+    AskMemory,
+    Call,
+    Failed,
+    Hello,
+    ItemDone,
+    Load,
+    Loaded,
+    Memory,
+    Ran,
+    Run,
+    RunItem,
+    Unload,
+)
+from shoal.ipc.server import RuntimeServer, refuse
+from shoal.runtimes.interface import RanItems, Runtime
+from shoal.runtimes.registry import create
+from shoal.wire.envelope import Failure, Result
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Host:
+    """One runtime and the calls on it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._process = psutil.Process()
+        self._measured: dict[str, int] = {}
+
+    def hello(self) -> Hello:
+        """Who we are."""
+        r = self._runtime
+        return Hello(r.name, r.version, self._process.pid, r.traits)
+
+    def handle(self, call: Call) -> Answer:
+        """Answers one call; never raises."""
+        try:
+            if isinstance(call, Load):
+                return self._load(call)
+            if isinstance(call, Run):
+                return self._run(call)
+            if isinstance(call, Unload):
+                self._runtime.unload(call.key)
+                self._measured.pop(call.key, None)
+                gc.collect()
+            return self.memory(call.seq)
+        except ShoalError as error:
+            return Failed(call.seq, Failure.of(error))
+        except Exception as error:  # task root
+            log.exception("a call failed")
+            return Failed(call.seq, Failure.of(Bug(f"{type(error).__name__}: {error}")))
+
+    def ask(self, call: AskMemory) -> Memory:
+        """What the process holds; safe while a batch runs."""
+        return self.memory(call.seq)
+
+    def memory(self, seq: int) -> Memory:
+        """Resident bytes of the process, and of each model as it was measured at its load."""
+        return Memory(seq, self._process.memory_info().rss, dict(self._measured))
+
+    def _load(self, call: Load) -> Loaded:
+        spec = call.spec
+        gc.collect()
+        before_bytes, begun_s = self._process.memory_info().rss, monotonic()
+        try:
+            self._runtime.load(spec)
+        except ShoalError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemory(f"{spec.key} does not fit: {error}") from error
+        except Exception as error:  # task root
+            log.exception("%s does not load", spec.key)
+            raise ModelUnavailable(f"{spec.key} does not load: {error}") from error
+        grown_bytes = max(0, self._process.memory_info().rss - before_bytes)
+        own_bytes = self._runtime.memory().get(spec.key, 0)
+        self._measured[spec.key] = max(grown_bytes, own_bytes)
+        return Loaded(call.seq, self._measured[spec.key], monotonic() - begun_s)
+
+    def _run(self, call: Run) -> Ran:
+        begun_s = monotonic()
+        ran = self._attempt(call.key, call.items)
+        done = [
+            ItemDone(item.item, result=msgspec.Raw(_encode(outcome)))
+            if isinstance(outcome, Result)
+            else ItemDone(item.item, failure=Failure.of(outcome))
+            for item, outcome in zip(call.items, ran.outcomes, strict=True)
+        ]
+        return Ran(call.seq, done, monotonic() - begun_s, ran.padded_tokens)
+
+    def _attempt(self, key: str, items: Sequence[RunItem]) -> RanItems:
+        """Runs items; when the whole batch is lost, each half on its own."""
+        try:
+            return self._runtime.run(key, items)
+        except ShoalError as raised:
+            error = raised
+        except MemoryError as raised:
+            error = OutOfMemory(f"the batch does not fit: {raised}")
+        except Exception as raised:  # noqa: BLE001 # task root
+            log.warning("a batch of %d items failed: %r", len(items), raised)
+            error = RunFailed(f"{type(raised).__name__}: {raised}")
+        gc.collect()
+        if len(items) == 1:
+            return RanItems([error], 0)
+        middle = len(items) // 2
+        first, second = self._attempt(key, items[:middle]), self._attempt(key, items[middle:])
+        return RanItems(
+            first.outcomes + second.outcomes, first.padded_tokens + second.padded_tokens
+        )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serves the worker at the other end of the inherited socket until it closes."""
+    parser = argparse.ArgumentParser(prog="shoal.runtimes.host")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--runtime", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s runtime: %(message)s")
+    end = socket.socket(fileno=options.fd)
+    try:
+        host = Host(create(options.runtime, device=options.device, threads=options.threads))
+    except ShoalError as error:
+        log.error("%s", error)  # noqa: TRY400 - one clear line
+        refuse(end, Failed(NO_CALL, Failure.of(error)))
+        sys.exit(3)
+    RuntimeServer(end, host.handle, host.ask).serve(host.hello())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
