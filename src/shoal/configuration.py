@@ -26,6 +26,7 @@ from msgspec import Meta
 from shoal.core.spelling import did_you_mean
 from shoal.errors import SettingsError
 from shoal.settings import PREFIX, GatewaySettings, QueueSettings, ServeSettings, WorkerSettings
+from shoal.telemetry import without_password
 
 KINDS: dict[str, type[QueueSettings]] = {
     "serve": ServeSettings,
@@ -41,7 +42,6 @@ OTHER_VARIABLES: dict[str, str] = {
 _SERVICE_LINK = re.compile(
     r"SHOAL(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
-_SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 S = TypeVar("S", bound=QueueSettings)
 
@@ -114,11 +114,6 @@ def public(settings: QueueSettings) -> dict[str, Any]:
     if settings.nats_url:
         shown["nats_url"] = without_password(settings.nats_url)
     return shown
-
-
-def without_password(text: str) -> str:
-    """Any text with the user part of its URLs replaced by `***`."""
-    return _SECRET.sub("***", text)
 
 
 def _from_environment(

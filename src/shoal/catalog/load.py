@@ -24,6 +24,7 @@ from shoal.errors import CatalogError
 
 BUILTIN = Path(__file__).parent / "data" / "models"
 MAX_FILE_BYTES = 256 * 1024
+MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _read_document(path: Path) -> _Document:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         document.faults.append(Fault(path.name, line, f"no valid YAML: {error.problem}"))
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
         document.faults.append(Fault(path.name, 0, f"cannot be read: {error}"))
     return document
 
@@ -150,16 +151,24 @@ def _parse(data: bytes, document: _Document) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader without anchors: an entry is small, and a cycle would have no end."""
+    """The safe loader without anchors and depths: a cycle, or a very deep file, is no entry."""
+
+    depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """One node. Raises on an alias (`*name`)."""
+        """One node. Raises on an alias (`*name`) and on a node too deep."""
+        fault = None
         if self.check_event(yaml.AliasEvent):
+            fault = "anchors and aliases are not supported; write it out"
+        elif self.depth >= MAX_DEPTH:
+            fault = f"nested more than {MAX_DEPTH} levels deep"
+        if fault:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None, None, "anchors and aliases are not supported; write it out", mark
-            )
-        return super().compose_node(parent, index)
+            raise yaml.composer.ComposerError(None, None, fault, mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def _walk(node: yaml.Node, path: str, document: _Document) -> Iterator[Fault]:
