@@ -1,0 +1,229 @@
+"""The ASGI application: a request in, the route's answer out, every error in the right shape.
+
+Owns dispatch, the headers of every answer, the mapping of errors, counting, and the end of a job
+whose client left. Does not own the routes (`routes`), the queue (`submit`) or the server (`run`).
+Written on bare ASGI because a framework costs several times what the rest of the path does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from shoal import clock
+from shoal.catalog.snapshot import Snapshot
+from shoal.core.spelling import did_you_mean
+from shoal.errors import (
+    Bug,
+    CallerError,
+    ClientGone,
+    MethodNotAllowed,
+    NotFound,
+    QueueFull,
+    ShoalError,
+)
+from shoal.gateway.ask import ask, request_id
+from shoal.gateway.failures import Shape, error_body, error_headers
+from shoal.gateway.forms import sent_form
+from shoal.gateway.jobs import Submits
+from shoal.gateway.pages import Pages, Response
+from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
+from shoal.gateway.traffic import Traffic
+from shoal.gateway.visit import Attendant, Receive, Scope, Send, Visit
+from shoal.settings import GatewaySettings
+from shoal.wire.envelope import Timing
+
+log = logging.getLogger("shoal.gateway")
+
+_MODEL_PREFIX = MODEL.path.partition("{")[0]
+
+
+class App:
+    """ASGI callable.
+
+    catalog: gives the snapshot of this moment. registry: where the process's other metrics are;
+    /metrics shows it. The server must run the lifespan, which watches for clients that leave.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        catalog: Callable[[], Snapshot],
+        submits: Submits,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._submits = submits
+        self._traffic = Traffic()
+        registry = CollectorRegistry() if registry is None else registry
+        registry.register(self._traffic)
+        self._pages = Pages(catalog, submits, registry)
+        self._attendant = Attendant(settings.body_timeout_s, settings.max_open_requests)
+        self._routes: dict[str, TaskRoute | PageRoute] = {task.path: task for task in TASKS}
+        self._routes |= {page.path: page for page in PAGES if page is not MODEL}
+
+    @property
+    def draining(self) -> bool:
+        """Whether /readyz says no because the process is about to leave."""
+        return self._pages.draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self._pages.draining = value
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI scope: a request, or the lifespan."""
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            raise NotImplementedError(scope["type"])
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        attendant = asyncio.create_task(self._attendant.run(), name="gateway-attendant")
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.draining = True
+        attendant.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        visit = Visit(headers, request_id(headers.get(b"x-request-id")), receive, send)
+        path: str = scope["path"]
+        route = self._route(path)
+        self._attendant.enter(visit)
+        try:
+            response = await self._answer(visit, route, scope["method"], path)
+        except ClientGone:
+            response = None
+        except ShoalError as error:
+            response = self._failed(error, visit, route, path)
+        except asyncio.CancelledError:
+            if visit.over is None or visit.task is None:
+                raise
+            visit.task.uncancel()
+            gone = isinstance(visit.over, ClientGone)
+            response = None if gone else self._failed(visit.over, visit, route, path)
+        except Exception:  # task root: one request
+            log.exception("request %s to %r failed", visit.id, path[:128])
+            bug = Bug(f"internal error; the log has it under request id {visit.id}")
+            response = self._failed(bug, visit, route, path)
+        finally:
+            visit.unattended()
+            self._attendant.leave(visit)
+        name = "none" if route is None else route.name
+        took_s = clock.monotonic() - visit.started_s
+        if response is None:
+            self._traffic.add(name, ClientGone.http_status, took_s, visit.in_bytes, 0)
+            return
+        self._traffic.add(name, response.status, took_s, visit.in_bytes, len(response.body))
+        await _send(visit, response)
+
+    def _route(self, path: str) -> TaskRoute | PageRoute | None:
+        route = self._routes.get(path)
+        if route is None and path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
+            return MODEL
+        return route
+
+    async def _answer(
+        self, visit: Visit, route: TaskRoute | PageRoute | None, method: str, path: str
+    ) -> Response:
+        if isinstance(route, TaskRoute):
+            if method != "POST":
+                raise MethodNotAllowed(f"{path} takes POST, not {method[:20]}")
+            return await self._task(visit, route)
+        if route is None:
+            if path == "/":
+                return Response(302, b"text/plain", b"", [(b"location", b"/docs")])
+            guess = did_you_mean(path[:128], self._routes) or "; /openapi.json lists the paths"
+            raise NotFound(f"no such path{guess}")
+        if method not in ("GET", "HEAD"):
+            raise MethodNotAllowed(f"{path[:128]} takes GET, not {method[:20]}")
+        self._traffic.n_open = self._attendant.n_open
+        return self._pages.get(route, path, visit.form)
+
+    async def _task(self, visit: Visit, route: TaskRoute) -> Response:
+        if self._attendant.full:
+            raise QueueFull(f"{self._settings.max_open_requests} requests are being answered")
+        form = sent_form(visit.headers.get(b"content-type"))
+        body = await visit.body(self._settings.max_body_bytes)
+        request = route.reader.read(body, form)
+        job = route.job(request, ask(visit.headers, visit.id, self._catalog(), self._settings))
+        try:
+            answer = await self._submits.run(job)
+        except CallerError as error:
+            raise _renamed(error, route, request) from error
+        content = visit.form.encode(route.answer(request, job, answer, visit.form))
+        inputs = job.inputs
+        self._traffic.add_work(route.name, len(inputs.texts) or len(inputs.ids), answer.tokens)
+        return Response(
+            200,
+            visit.form.content_type,
+            content,
+            [(b"server-timing", _server_timing(answer.timing))],
+        )
+
+    def _failed(
+        self, error: ShoalError, visit: Visit, route: TaskRoute | PageRoute | None, path: str
+    ) -> Response:
+        shape: Shape = "openai"
+        headers = error_headers(error)
+        if route is not None:
+            shape = route.shape
+            if isinstance(error, MethodNotAllowed):
+                allowed = b"POST" if isinstance(route, TaskRoute) else b"GET, HEAD"
+                headers = [(b"allow", allowed)]
+        if error.http_status >= 500:
+            log.warning("request %s to %r: %s: %s", visit.id, path[:128], error.code, error.message)
+        body = visit.form.encode(error_body(error, shape, visit.id))
+        return Response(error.http_status, visit.form.content_type, body, headers)
+
+
+def _renamed(error: CallerError, route: TaskRoute, request: msgspec.Struct) -> CallerError:
+    """A worker's error with `inputs[3]` under the name that this route has for its inputs."""
+    param = error.param
+    if param is None or not param.startswith("inputs"):
+        return error
+    field = route.inputs
+    value: Any = getattr(request, field)
+    if value is None:  # /v1/score has two names for its texts
+        field = "documents"
+    name = field if isinstance(value, str) else field + param.removeprefix("inputs")
+    message = error.message.replace(f"`{param}`", f"`{name}`")
+    return type(error)(message, param=name, retry_after_s=error.retry_after_s)
+
+
+def _server_timing(timing: Timing) -> bytes:
+    return (
+        f"queue;dur={timing.queue_s * 1e3:.2f}, load;dur={timing.load_s * 1e3:.2f}, "
+        f"run;dur={timing.run_s * 1e3:.2f}"
+    ).encode()
+
+
+async def _send(visit: Visit, response: Response) -> None:
+    headers = [
+        (b"content-type", response.content_type),
+        (b"content-length", str(len(response.body)).encode()),
+        (b"x-request-id", visit.id.encode()),
+        *response.headers,
+    ]
+    early = not visit.body_read
+    if early:
+        headers.append((b"connection", b"close"))
+    send = visit.send
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    if early:
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        await visit.linger()
+        await send({"type": "http.response.body"})
+    else:
+        await send({"type": "http.response.body", "body": response.body})

@@ -1,0 +1,175 @@
+"""`/openapi.json`: the table of routes as OpenAPI 3.1.
+
+Owns the document's frame. Every schema comes from the struct that its route decodes or encodes, so
+that nothing is described twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from shoal import __version__
+from shoal.core.types import LANES
+from shoal.gateway.failures import NativeError, OpenAIError, Shape
+from shoal.gateway.routes import PageRoute, TaskRoute
+
+_TYPES = ("application/json", "application/msgpack")
+_FAILURES = {
+    "400": "A field is wrong; `param` names it.",
+    "404": "No such model; the message has near names.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is over the limit.",
+    "415": "The body is neither JSON nor MessagePack.",
+    "429": "The queue is full; `Retry-After` says when to try again.",
+    "500": "The model failed on this input, or the server is at fault.",
+    "503": "Not served now; `Retry-After` says when to try again.",
+    "504": "No answer before the deadline.",
+}
+_PAGE_FAILURES = {"404": "No such model."}
+
+
+def document(tasks: Sequence[TaskRoute], pages: Sequence[PageRoute]) -> dict[str, Any]:
+    """The whole description, ready to be encoded."""
+    kinds: list[type] = [NativeError, OpenAIError]
+    for task in tasks:
+        kinds += [task.reader.kind, task.response]
+    kinds += [page.response for page in pages if page.response is not None]
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    refs = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, Any] = {task.path: {"post": _task(task, refs)} for task in tasks}
+    paths |= {page.path: {"get": _page(page, refs)} for page in pages}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Shoal",
+            "version": __version__,
+            "description": "Small models behind one shared queue. Every task route takes and "
+            "gives JSON or MessagePack, by `Content-Type` and `Accept`.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": components, "parameters": _PARAMETERS, "headers": _HEADERS},
+    }
+
+
+_PARAMETERS: dict[str, Any] = {
+    "Lane": {
+        "name": "X-Shoal-Lane",
+        "in": "header",
+        "description": "`bulk` waits behind `interactive`.",
+        "schema": {"type": "string", "enum": list(LANES), "default": LANES[0]},
+    },
+    "Deadline": {
+        "name": "X-Shoal-Deadline-Ms",
+        "in": "header",
+        "description": "Milliseconds until the answer is of no more use.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    "RequestId": {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "Comes back in the answer and stands in logs; one is made when left out.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+    "Trace": {
+        "name": "traceparent",
+        "in": "header",
+        "description": "W3C trace context.",
+        "schema": {"type": "string"},
+    },
+}
+_HEADERS: dict[str, Any] = {
+    "RequestId": {"description": "Id of the request.", "schema": {"type": "string"}},
+    "ServerTiming": {
+        "description": "Milliseconds in the queue, loading the model, and running.",
+        "schema": {"type": "string"},
+        "example": "queue;dur=0.8, load;dur=0.0, run;dur=4.2",
+    },
+    "RetryAfter": {
+        "description": "Seconds until another try may succeed.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+
+
+def _task(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
+    body = {"schema": refs[route.reader.kind], "example": dict(route.example)}
+    answer = {"schema": refs[route.response]}
+    return {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": ["tasks"],
+        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in _PARAMETERS],
+        "requestBody": {"required": True, "content": _in_both(body)},
+        "responses": {
+            "200": {
+                "description": "The answer.",
+                "headers": _header_refs("RequestId", "ServerTiming"),
+                "content": _in_both(answer),
+            },
+            **_failures(_FAILURES, route.shape, refs),
+        },
+    }
+
+
+def _page(route: PageRoute, refs: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {route.content_type: {}}
+    if route.response is not None:
+        content = _in_both({"schema": refs[route.response]})
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": ["models" if route.shape == "openai" else "operations"],
+        "responses": {
+            str(status): {
+                "description": "The answer." if status == 200 else "Not now.",
+                "headers": _header_refs("RequestId"),
+                "content": content,
+            }
+            for status in route.statuses
+        },
+    }
+    if "{model}" in route.path:
+        operation["parameters"] = [
+            {
+                "name": "model",
+                "in": "path",
+                "required": True,
+                "description": "Id, alias, or either with `@revision`; it may contain a slash.",
+                "schema": {"type": "string"},
+            }
+        ]
+        operation["responses"] |= _failures(_PAGE_FAILURES, route.shape, refs)
+    return operation
+
+
+def _failures(statuses: dict[str, str], shape: Shape, refs: dict[Any, Any]) -> dict[str, Any]:
+    schema = refs[OpenAIError if shape == "openai" else NativeError]
+    return {
+        status: {
+            "description": description,
+            "headers": _header_refs(
+                "RequestId", *(["RetryAfter"] if status in ("429", "503") else [])
+            ),
+            "content": _in_both({"schema": schema}),
+        }
+        for status, description in statuses.items()
+    }
+
+
+def _in_both(content: dict[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(_TYPES, content)
+
+
+def _header_refs(*names: str) -> dict[str, Any]:
+    titles = {
+        "RequestId": "X-Request-Id",
+        "ServerTiming": "Server-Timing",
+        "RetryAfter": "Retry-After",
+    }
+    return {titles[name]: {"$ref": f"#/components/headers/{name}"} for name in names}

@@ -1,0 +1,77 @@
+"""Numbers for an answer: the one place where the gateway looks into arrays.
+
+Owns the expansion of float blocks for JSON, base64, and cutting a result into one part per input.
+numpy and orjson are loaded when the first answer needs them: an OpenAI client asks for base64,
+which needs neither. Does not own the shape of any answer (the routes).
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgspec
+
+from shoal.errors import Bug
+from shoal.gateway.forms import JSON, Form
+from shoal.wire.arrays import Array
+from shoal.wire.envelope import Result
+
+
+def numbers(array: Array, form: Form) -> Any:
+    """An array as an encoder takes it: nested JSON lists, or the block itself in MessagePack.
+
+    float32 is written with the shortest decimals that read back as the same float32.
+    """
+    return msgspec.Raw(_json(array)) if form is JSON else array
+
+
+def floats(array: Array) -> list[Any]:
+    """An array as Python floats that print as the shortest decimals of its float32."""
+    values: list[Any] = msgspec.json.decode(_json(array))
+    return values
+
+
+def base64(row: bytes) -> str:
+    """A row of little-endian float32 as the OpenAI clients read it."""
+    return b2a_base64(row, newline=False).decode("ascii")
+
+
+def array_of(result: Result, name: str) -> Array:
+    """An array that the result must have."""
+    array = result.arrays.get(name)
+    if array is None:
+        raise Bug(f"the worker's answer has no `{name}`, only {sorted(result.arrays)}")
+    return array
+
+
+def dense_rows(result: Result) -> list[bytes]:
+    """The float32 block of each input's dense vector."""
+    dense = array_of(result, "dense")
+    if dense.dtype != "float32" or len(dense.shape) != 2:
+        raise Bug(f"dense vectors came as {dense.dtype}{dense.shape}")
+    return dense.rows()
+
+
+def sparse_rows(result: Result) -> Iterator[tuple[Array, Array]]:
+    """Indices (uint32) and values (float32) of each input's sparse vector."""
+    counts = memoryview(array_of(result, "sparse_counts").data).cast("I")
+    indices = array_of(result, "sparse_indices").data
+    values = array_of(result, "sparse_values").data
+    for start, end in pairwise(accumulate(counts, initial=0)):
+        shape = [end - start]
+        yield (
+            Array("uint32", shape, indices[4 * start : 4 * end]),
+            Array("float32", shape, values[4 * start : 4 * end]),
+        )
+
+
+def _json(array: Array) -> bytes:
+    import numpy as np
+    import orjson
+
+    dtype = np.dtype(array.dtype).newbyteorder("<")
+    block = np.frombuffer(array.data, dtype).reshape(array.shape)
+    return orjson.dumps(block, option=orjson.OPT_SERIALIZE_NUMPY)

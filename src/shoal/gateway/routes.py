@@ -1,0 +1,138 @@
+"""The table of routes: everything the gateway answers, and what each body must be.
+
+Owns the table. The app dispatches by it and `/openapi.json` is written from it, so that what is
+served and what is documented are the same thing. Does not own the behaviour of any route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from shoal.gateway import native, openai, rerank
+from shoal.gateway.ask import Ask
+from shoal.gateway.failures import Shape
+from shoal.gateway.forms import Form, Reader
+from shoal.gateway.jobs import Answer, Job
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRoute:
+    """A POST that runs a job: two pure functions around the queue.
+
+    inputs: the field that holds the inputs, for errors that come back from a worker.
+    """
+
+    path: str
+    name: str
+    reader: Reader[Any]
+    job: Callable[[Any, Ask], Job]
+    answer: Callable[[Any, Job, Answer, Form], msgspec.Struct]
+    response: type[msgspec.Struct]
+    summary: str
+    example: Mapping[str, Any]
+    inputs: str = "inputs"
+    shape: Shape = "native"
+
+
+@dataclass(frozen=True, slots=True)
+class PageRoute:
+    """A GET that the app answers by itself. `response` is None where it is not JSON."""
+
+    path: str
+    name: str
+    summary: str
+    response: type[msgspec.Struct] | None = None
+    content_type: str = "application/json"
+    shape: Shape = "native"
+    statuses: tuple[int, ...] = field(default=(200,))
+
+
+class Health(msgspec.Struct, omit_defaults=True):
+    """Answer of /livez and /readyz; `reason` says why it is not ready."""
+
+    status: str
+    reason: str | None = None
+
+
+TASKS: tuple[TaskRoute, ...] = (
+    TaskRoute(
+        "/v1/embeddings",
+        "embeddings",
+        Reader(openai.EmbeddingsRequest),
+        openai.embeddings_job,
+        openai.embeddings_answer,
+        openai.EmbeddingsResponse,
+        "Dense vectors of texts (OpenAI)",
+        {"model": "all-minilm-l6-v2", "input": ["a small fish", "a large shoal"]},
+        inputs="input",
+        shape="openai",
+    ),
+    TaskRoute(
+        "/v1/rerank",
+        "rerank",
+        Reader(rerank.RerankRequest),
+        rerank.rerank_job,
+        rerank.rerank_answer,
+        rerank.RerankResponse,
+        "Rank documents for a query (Cohere, Jina)",
+        {
+            "model": "all-minilm-l6-v2",
+            "query": "Where do herring live?",
+            "documents": ["Herring live in the sea.", "The train leaves at nine."],
+            "top_n": 1,
+            "return_documents": True,
+        },
+        inputs="documents",
+    ),
+    TaskRoute(
+        "/v1/encode",
+        "encode",
+        Reader(native.EncodeRequest),
+        native.encode_job,
+        native.encode_answer,
+        native.EncodeResponse,
+        "Dense or sparse vectors of texts",
+        {"model": "all-minilm-l6-v2", "inputs": ["a small fish"], "outputs": ["dense"]},
+    ),
+    TaskRoute(
+        "/v1/score",
+        "score",
+        Reader(native.ScoreRequest),
+        native.score_job,
+        native.score_answer,
+        native.ScoreResponse,
+        "Score texts against a query",
+        {
+            "model": "all-minilm-l6-v2",
+            "query": "Where do herring live?",
+            "texts": ["Herring live in the sea.", "The train leaves at nine."],
+        },
+        inputs="texts",
+    ),
+    TaskRoute(
+        "/v1/classify",
+        "classify",
+        Reader(native.ClassifyRequest),
+        native.classify_job,
+        native.classify_answer,
+        native.ClassifyResponse,
+        "Label texts, or pairs of texts",
+        {"model": "all-minilm-l6-v2", "inputs": ["The harbour froze, so the fleet stayed in."]},
+    ),
+)
+
+MODELS = PageRoute("/v1/models", "models", "All models (OpenAI)", openai.ModelList, shape="openai")
+MODEL = PageRoute(
+    "/v1/models/{model}", "model", "One model (OpenAI)", openai.ModelCard, shape="openai"
+)
+LIVE = PageRoute("/livez", "livez", "Whether the process lives", Health)
+READY = PageRoute("/readyz", "readyz", "Whether it takes work", Health, statuses=(200, 503))
+METRICS = PageRoute("/metrics", "metrics", "Prometheus metrics", content_type="text/plain")
+OPENAPI = PageRoute("/openapi.json", "openapi", "This description")
+DOCS = PageRoute("/docs", "docs", "A page to read and try it", content_type="text/html")
+
+PAGES: tuple[PageRoute, ...] = (MODELS, MODEL, LIVE, READY, METRICS, OPENAPI, DOCS)

@@ -1,0 +1,117 @@
+"""Counts of the HTTP edge for `/metrics`.
+
+Owns what is counted and its names. Counting is a few additions in plain dictionaries, because it
+happens for every request; prometheus_client only sees them when somebody scrapes. Does not own
+metrics of the queue or the workers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+BUCKETS_S: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+
+
+class _Route:
+    """Counts of one route."""
+
+    __slots__ = ("buckets", "in_bytes", "inputs", "out_bytes", "statuses", "sum_s", "tokens")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.buckets = [0] * (len(BUCKETS_S) + 1)
+        self.sum_s = 0.0
+        self.in_bytes = 0
+        self.out_bytes = 0
+        self.tokens = 0
+        self.inputs = 0
+
+
+class Traffic(Collector):
+    """Counts by route; `n_open` is set by the app before a scrape."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, _Route] = {}
+        self.n_open = 0
+
+    def add(self, route: str, status: int, took_s: float, in_bytes: int, out_bytes: int) -> None:
+        """Counts one answered request."""
+        counts = self._route(route)
+        counts.statuses[status] = counts.statuses.get(status, 0) + 1
+        counts.buckets[bisect_left(BUCKETS_S, took_s)] += 1
+        counts.sum_s += took_s
+        counts.in_bytes += in_bytes
+        counts.out_bytes += out_bytes
+
+    def add_work(self, route: str, inputs: int, tokens: int) -> None:
+        """Counts the inputs and tokens of one answered job."""
+        counts = self._route(route)
+        counts.inputs += inputs
+        counts.tokens += tokens
+
+    def _route(self, route: str) -> _Route:
+        counts = self._routes.get(route)
+        if counts is None:
+            counts = self._routes[route] = _Route()
+        return counts
+
+    def collect(self) -> Iterator[Metric]:
+        """What prometheus_client asks for on each scrape."""
+        requests = CounterMetricFamily(
+            "shoal_gateway_requests", "Requests answered.", labels=["route", "status"]
+        )
+        sizes = CounterMetricFamily(
+            "shoal_gateway_bytes", "Bytes of bodies.", labels=["route", "direction"]
+        )
+        inputs = CounterMetricFamily(
+            "shoal_gateway_inputs", "Inputs that were answered.", labels=["route"]
+        )
+        tokens = CounterMetricFamily(
+            "shoal_gateway_tokens", "Tokens that models read for answers.", labels=["route"]
+        )
+        times = HistogramMetricFamily(
+            "shoal_gateway_request_seconds",
+            "Time from a request's headers to its answer.",
+            labels=["route"],
+        )
+        for name, counts in sorted(self._routes.items()):
+            for status, n in sorted(counts.statuses.items()):
+                requests.add_metric([name, str(status)], n)
+            sizes.add_metric([name, "in"], counts.in_bytes)
+            sizes.add_metric([name, "out"], counts.out_bytes)
+            inputs.add_metric([name], counts.inputs)
+            tokens.add_metric([name], counts.tokens)
+            bounds = [*map(str, BUCKETS_S), "+Inf"]
+            running = [float(n) for n in accumulate(counts.buckets)]
+            times.add_metric([name], list(zip(bounds, running, strict=True)), counts.sum_s)
+        open_now = GaugeMetricFamily(
+            "shoal_gateway_open_requests", "Requests that are being answered.", value=self.n_open
+        )
+        yield from (requests, sizes, inputs, tokens, times, open_now)

@@ -1,0 +1,208 @@
+"""One HTTP request while it is open: its headers, its body, and whether anybody still waits.
+
+Owns reading a body within its limits and noticing a client that left or dawdles. Does not own what
+a request means (`app`).
+
+A send to a disconnected client is a silent no-op in uvicorn, so somebody has to wait for
+`http.disconnect`. A task that waits costs as much as a small request, so only a visit that lasts
+gets one: `Attendant` looks at the open visits ten times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from shoal import clock
+from shoal.errors import (
+    ClientGone,
+    PayloadTooLarge,
+    RequestTimeout,
+    ShoalError,
+    UnsupportedMedia,
+)
+from shoal.gateway.forms import Form, wanted_form
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+GRACE_S: Final = 0.1
+LINGER_S: Final = 1.0
+LINGER_BYTES: Final = 8 * 1024 * 1024
+
+
+class Visit:
+    """One open request. `over` is why its task was cancelled, if one of ours cancelled it."""
+
+    __slots__ = (
+        "body_read",
+        "form",
+        "headers",
+        "id",
+        "in_bytes",
+        "over",
+        "receive",
+        "send",
+        "started_s",
+        "task",
+        "timer",
+        "watcher",
+    )
+
+    def __init__(
+        self, headers: dict[bytes, bytes], name: str, receive: Receive, send: Send
+    ) -> None:
+        self.headers = headers
+        self.id = name
+        self.receive = receive
+        self.send = send
+        self.form: Form = wanted_form(headers.get(b"accept"))
+        self.started_s = clock.monotonic()
+        self.in_bytes = 0
+        self.body_read = b"content-length" not in headers and b"transfer-encoding" not in headers
+        self.over: ShoalError | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.watcher: asyncio.Task[None] | None = None
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The whole body.
+
+        Raises `PayloadTooLarge` as soon as it is known to be over the limit, `UnsupportedMedia`
+        where it is compressed, `ClientGone` where it ends early.
+        """
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() != b"identity":
+            raise UnsupportedMedia(
+                f"content encoding {encoding[:50].decode('latin-1')!r} is not supported",
+                param="Content-Encoding",
+            )
+        length = self.headers.get(b"content-length")
+        if length is not None and int(length) > max_bytes:
+            raise _too_large(max_bytes)
+        message = await self._next()
+        body: bytes = message["body"]
+        if message["more_body"]:
+            parts = [body]
+            while True:
+                self.in_bytes += len(parts[-1])
+                if self.in_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                if not message["more_body"]:
+                    break
+                message = await self._next()
+                parts.append(message["body"])
+            body = b"".join(parts)
+        elif len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        self.in_bytes = len(body)
+        self.body_read = True
+        return body
+
+    async def _next(self) -> Message:
+        message = await self.receive()
+        if message["type"] != "http.request":
+            raise ClientGone("the client left before its body was there")
+        return message
+
+    def end(self, why: ShoalError) -> None:
+        """Cancels the visit's task, for a reason that it can tell from a foreign cancellation."""
+        if self.over is None and self.task is not None:
+            self.over = why
+            self.task.cancel()
+
+    def unattended(self) -> None:
+        """Ends the watch, before the answer is sent."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.watcher is not None:
+            self.watcher.cancel()
+
+    async def linger(self) -> None:
+        """Reads on for a moment after an early answer.
+
+        Closing while a body is still arriving resets the connection, and then the client may never
+        see the answer. Bounded by `LINGER_S` and `LINGER_BYTES`.
+        """
+        left = LINGER_BYTES
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while left > 0:
+                    message = await self.receive()
+                    if message["type"] != "http.request" or not message["more_body"]:
+                        return
+                    left -= len(message["body"])
+        except TimeoutError:
+            return
+
+
+class Attendant:
+    """Watches the open visits that last longer than `GRACE_S`.
+
+    max_visits bounds the open ones; the caller asks `full` before it adds another.
+    """
+
+    def __init__(self, body_timeout_s: float, max_visits: int) -> None:
+        self._body_timeout_s = body_timeout_s
+        self._max_visits = max_visits
+        # In the order of their start, so that a round looks only at those that are due.
+        self._fresh: dict[Visit, None] = {}
+        self.n_open = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another visit."""
+        return self.n_open >= self._max_visits
+
+    def enter(self, visit: Visit) -> None:
+        """Takes up a visit, in its own task."""
+        visit.task = asyncio.current_task()
+        self._fresh[visit] = None
+        self.n_open += 1
+
+    def leave(self, visit: Visit) -> None:
+        """Forgets a visit; called once for each."""
+        self._fresh.pop(visit, None)
+        self.n_open -= 1
+
+    async def run(self) -> None:
+        """Looks after the visits until it is cancelled."""
+        while True:
+            await asyncio.sleep(GRACE_S)
+            self.round(clock.monotonic())
+
+    def round(self, now: float) -> None:
+        """Gives every visit that has lasted a watcher, or a limit to its body."""
+        due = []
+        for visit in self._fresh:
+            if visit.started_s > now - GRACE_S:
+                break
+            due.append(visit)
+        for visit in due:
+            if visit.body_read:
+                del self._fresh[visit]
+                visit.watcher = asyncio.create_task(_watch(visit))
+            elif visit.timer is None:
+                # It stays among the fresh ones: when the body is there it needs a watcher.
+                left_s = self._body_timeout_s - (now - visit.started_s)
+                visit.timer = asyncio.get_running_loop().call_later(
+                    max(0.0, left_s), _dawdles, visit, self._body_timeout_s
+                )
+
+
+async def _watch(visit: Visit) -> None:
+    while (await visit.receive())["type"] != "http.disconnect":
+        pass
+    visit.end(ClientGone("the client left before its answer"))
+
+
+def _dawdles(visit: Visit, body_timeout_s: float) -> None:
+    if not visit.body_read:
+        visit.end(RequestTimeout(f"the body did not arrive within {body_timeout_s:g} s"))
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")

@@ -1,0 +1,1 @@
+"""Parts that several test files share."""

@@ -1,0 +1,148 @@
+"""Jobs answered in process: an implementation of `Submits` without a queue or a model.
+
+Numbers follow from the texts alone (crc32), so a crossed or reordered answer shows. Texts that
+begin with `fail:<code>` raise that error, `hold` waits until it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+import numpy as np
+
+from shoal.catalog.schema import Entry, Output
+from shoal.catalog.snapshot import Snapshot
+from shoal.errors import InputTooLong, from_code
+from shoal.gateway.jobs import Answer, Job
+from shoal.ipc.messages import HeadSpec
+from shoal.wire.arrays import Array
+from shoal.wire.envelope import Result, Timing
+
+DIM = 8
+LABELS = ["red", "green", "blue"]
+
+
+def head(kind: str) -> HeadSpec:
+    return HeadSpec(kind=kind, file="heads.safetensors", prefix="h.", labels=LABELS)
+
+
+CATALOG = Snapshot(
+    [
+        Entry(
+            id="dense",
+            tasks=["encode", "score"],
+            source="file:///nowhere",
+            aliases=["org/Dense-Model"],
+            outputs={"dense": Output(DIM)},
+            prompts={"query": "query: "},
+            max_tokens=64,
+            description="Dense vectors.",
+        ),
+        Entry(
+            id="org/both",
+            tasks=["encode"],
+            source="file:///nowhere",
+            revision="2",
+            outputs={"dense": Output(DIM), "sparse": Output(1000)},
+        ),
+        Entry(id="sparse", tasks=["encode"], source="file:///x", outputs={"sparse": Output(1000)}),
+        Entry(
+            id="colours", tasks=["classify"], source="file:///x", heads={"classify": head("linear")}
+        ),
+        Entry(id="pairs", tasks=["classify"], source="file:///x", heads={"classify": head("pair")}),
+    ]
+)
+
+
+def vector(text: str, dim: int = DIM) -> np.ndarray:
+    """float32 [dim], of length 1, that belongs to the text."""
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    values = rng.standard_normal(DIM).astype(np.float32)[:dim]
+    return values / np.linalg.norm(values)
+
+
+def sparse(text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and values: one for each of the text's words."""
+    words = sorted({zlib.crc32(word.encode()) % 1000 for word in text.split()})
+    return np.array(words, np.uint32), np.arange(1, len(words) + 1, dtype=np.float32) / 7
+
+
+def logit(query: str, text: str) -> float:
+    """A score far outside the range in which a sigmoid tells scores apart."""
+    return 100.0 + zlib.crc32(f"{query}|{text}".encode()) % 1000
+
+
+class LocalSubmits:
+    """`Submits` for tests. `jobs` has the last jobs; `cancelled` the ids of withdrawn ones."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.cancelled: list[str] = []
+        self.not_ready: str | None = None
+
+    def ready(self) -> str | None:
+        return self.not_ready
+
+    def model_states(self) -> dict[str, str]:
+        return {"dense": "resident"}
+
+    async def run(self, job: Job) -> Answer:
+        self.jobs = [*self.jobs[-9:], job]
+        inputs = job.inputs
+        if inputs.texts and inputs.texts[0].startswith(("fail", "hold", "boom")):
+            await self._special(job, inputs.texts[0])
+        texts = inputs.texts or [" ".join(map(str, ids)) for ids in inputs.ids]
+        lengths = [len(text.split()) + 2 for text in texts]
+        if not job.params.truncate:
+            for i, length in enumerate(lengths):
+                if length > job.entry.max_tokens:
+                    raise InputTooLong(
+                        f"`inputs[{i}]` has {length} tokens; `{job.entry.id}` reads "
+                        f"{job.entry.max_tokens}",
+                        param=f"inputs[{i}]",
+                    )
+        arrays = getattr(self, f"_{job.task}")(job, texts)
+        labels = LABELS if job.task == "classify" else []
+        timing = Timing(queue_s=0.001, load_s=0.0, run_s=0.002)
+        return Answer(Result(arrays, labels), sum(lengths), timing)
+
+    async def _special(self, job: Job, text: str) -> None:
+        if text.startswith("fail:"):
+            _, code, *after = text.split(":")
+            raise from_code(code, "told to fail", retry_after_s=float(after[0]) if after else None)
+        if text == "boom":
+            raise RuntimeError("a bug in the submit path")
+        if text == "hold":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(job.request_id)
+                raise
+
+    def _encode(self, job: Job, texts: list[str]) -> dict[str, Array]:
+        arrays = {}
+        prompt = job.entry.prompts[job.params.prompt] if job.params.prompt else ""
+        if "dense" in job.params.outputs:
+            dim = job.params.dimensions or DIM
+            arrays["dense"] = Array.of(np.stack([vector(prompt + text, dim) for text in texts]))
+        if "sparse" in job.params.outputs:
+            pairs = [sparse(prompt + text) for text in texts]
+            counts = np.array([len(indices) for indices, _ in pairs], np.uint32)
+            arrays["sparse_counts"] = Array.of(counts)
+            arrays["sparse_indices"] = Array.of(np.concatenate([i for i, _ in pairs]))
+            arrays["sparse_values"] = Array.of(np.concatenate([v for _, v in pairs]))
+        return arrays
+
+    def _score(self, job: Job, texts: list[str]) -> dict[str, Array]:
+        assert job.inputs.query is not None
+        logits = np.array([logit(job.inputs.query, text) for text in texts], np.float32)
+        with np.errstate(over="ignore"):
+            scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return {"scores": Array.of(scores), "logits": Array.of(logits)}
+
+    def _classify(self, job: Job, texts: list[str]) -> dict[str, Array]:
+        firsts = job.inputs.firsts or [""] * len(texts)
+        rows = [np.abs(vector(a + b, 3)) for a, b in zip(firsts, texts, strict=True)]
+        scores = np.stack([row / row.sum() for row in rows]).astype(np.float32)
+        return {"scores": Array.of(scores)}
