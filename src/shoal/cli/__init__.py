@@ -1,0 +1,1 @@
+"""The command line: wires the parts together; nothing imports it."""

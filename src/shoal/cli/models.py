@@ -1,0 +1,64 @@
+"""`shoal models`: the catalog as a table, and its faults as a list.
+
+Owns the looks. Does not own reading (`shoal.catalog`) or what a running server holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.catalog.load import load, read
+from shoal.catalog.resolve import model_spec, tokenizer_path
+from shoal.catalog.schema import Entry
+from shoal.errors import ModelUnavailable, RuntimeUnavailable
+from shoal.runtimes.registry import available
+
+
+def show(folder: Path | None) -> None:
+    """Prints the models of a catalog, and why some cannot run here. Raises `CatalogError`."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("MODEL", no_wrap=True)
+    for title in ("TASKS", "RUNTIME", "STATE", "ALIASES"):
+        table.add_column(title, overflow="fold")
+    notes: dict[str, list[str]] = {}
+    for entry in load(folder).entries:
+        reason = why_unusable(entry)
+        if reason is not None:
+            notes.setdefault(reason, []).append(entry.id)
+        state = "ready" if reason is None else "missing"
+        tasks, aliases = " ".join(entry.tasks), " ".join(entry.aliases)
+        table.add_row(entry.key, tasks, entry.runtime, state, aliases)
+    console = Console(highlight=False)
+    console.print(table)
+    for reason, ids in notes.items():
+        console.print(f"\n{', '.join(ids)}: {reason}", markup=False)
+
+
+def check(folder: Path) -> int:
+    """Prints every fault of a folder, or that there is none; the exit code (0 or 2)."""
+    entries, faults = read(folder)
+    for fault in faults:
+        print(fault)
+    if not faults:
+        count = f"{len(entries)} model" + ("s" if len(entries) != 1 else "")
+        print(f"{folder}: {count}, no fault")
+        for entry in entries:
+            reason = why_unusable(entry)
+            if reason is not None:
+                print(f"  note: {entry.id} cannot run on this machine: {reason}")
+    return 2 if faults else 0
+
+
+def why_unusable(entry: Entry) -> str | None:
+    """Why a model cannot run on this machine, or None. Downloads nothing from a hub."""
+    try:
+        reason = available(entry.runtime)
+        if reason is None and not entry.source.startswith("hf://"):
+            model_spec(entry, Path())
+            tokenizer_path(entry)
+    except (ModelUnavailable, RuntimeUnavailable) as error:
+        return error.message
+    return reason
