@@ -1,0 +1,69 @@
+"""The ONNX runtime: light, exact in float32, the default.
+
+Loads a BERT checkpoint (config.json and safetensors: the graph is derived) or an exported `.onnx`
+file, int8 ones too. Needs no torch. Options of a model:
+
+    positive  label whose probability is the score, for cross-encoders with several classes
+    output    name of the graph's output to use, for exported files with several
+
+Owns the models that are loaded. Does not own the steps of a batch (`shoal.runtimes.encoder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import ClassVar
+
+from shoal.core.types import TASKS
+from shoal.errors import ModelUnavailable
+from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.runtimes.checkpoint import locate
+from shoal.runtimes.encoder import LoadedModel, Network
+from shoal.runtimes.interface import RanItems
+
+USUAL_FILES = ("model.safetensors", "model.onnx", "onnx/model.onnx")
+
+
+class OnnxRuntime:
+    """Runs encoders through ONNX Runtime. Raises `RuntimeUnavailable` for a device it lacks."""
+
+    name = "onnx"
+    needs: ClassVar[dict[str, str]] = {"onnxruntime": "pip install onnxruntime"}
+
+    def __init__(self, *, device: str, threads: int) -> None:
+        from shoal.runtimes.onnx.session import providers
+
+        providers(device)  # a missing device is known now, not at the first load
+        self.version = version("onnxruntime")
+        self.traits = Traits(accepts_ids=True, tasks=list(TASKS))
+        self._device = device
+        self._threads = threads
+        self._models: dict[str, LoadedModel] = {}
+
+    def load(self, spec: ModelSpec) -> None:
+        """Loads a checkpoint or a graph file; one that is loaded already is replaced."""
+        from shoal.runtimes.onnx.networks import BertNetwork, GraphNetwork
+
+        path = locate(spec, USUAL_FILES)
+        kind = GraphNetwork if path.suffix == ".onnx" else BertNetwork
+        network: Network = kind(path, spec, device=self._device, threads=self._threads)
+        self._models[spec.key] = LoadedModel(spec, network)
+
+    def unload(self, key: str) -> None:
+        """Drops the model; its session and its mapped file go with it."""
+        self._models.pop(key, None)
+
+    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+        """Runs items of one loaded model."""
+        model = self._models.get(key)
+        if model is None:
+            raise ModelUnavailable(f"{key} is not loaded")
+        return model.run(items)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of each model's weights as they lie in memory or on the mapped file.
+
+        The buffers that a batch needs on top belong to the process and are not in it.
+        """
+        return {key: model.memory_bytes for key, model in self._models.items()}

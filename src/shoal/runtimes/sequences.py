@@ -1,0 +1,118 @@
+"""Token sequences on their way into a network.
+
+Owns cutting an item's block of ids into sequences, the checks of each, and padding a group of
+them into rectangular arrays. Does not own which sequences run together
+(`shoal.core.batching.partition`) or what their numbers become (`encoder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import InputTooLong, InvalidRequest
+from shoal.ipc.messages import RunItem
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One sequence of ids (little-endian, `id_bytes` each); `second_at` as in `RunItem`.
+
+    Equal sequences are equal objects, so that a batch can run them once.
+    """
+
+    raw: bytes
+    id_bytes: int
+    second_at: int = 0
+
+    def __len__(self) -> int:
+        return len(self.raw) // self.id_bytes
+
+    @property
+    def ids(self) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
+        """The ids, unsigned [n]."""
+        return np.frombuffer(self.raw, "<u2" if self.id_bytes == 2 else "<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a network takes: sequences of 1..`tokens` ids, each below `vocab` (0: unknown)."""
+
+    tokens: int
+    vocab: int = 0
+
+
+def cut(item: RunItem, limits: Limits) -> list[TokenSequence]:
+    """The sequences of an item.
+
+    Raises `InputTooLong` or `InvalidRequest`, naming the input, when one of them cannot be run.
+    """
+    if item.id_bytes not in (2, 4) or sum(item.lengths) * item.id_bytes != len(item.ids):
+        raise InvalidRequest(f"item {item.item}: its ids and lengths do not fit each other")
+    if item.second_at and len(item.second_at) != len(item.lengths):
+        raise InvalidRequest(f"item {item.item}: second_at does not cover its sequences")
+    sequences: list[TokenSequence] = []
+    end = 0
+    for index, length in enumerate(item.lengths):
+        start, end = end, end + length * item.id_bytes
+        second_at = item.second_at[index] if item.second_at else 0
+        sequence = TokenSequence(item.ids[start:end], item.id_bytes, second_at)
+        _check(sequence, index, item, limits)
+        sequences.append(sequence)
+    return sequences
+
+
+def _check(sequence: TokenSequence, index: int, item: RunItem, limits: Limits) -> None:
+    length = len(sequence)
+    if length > limits.tokens:
+        raise InputTooLong(
+            f"{place(item, index)} has {length} tokens, the model takes {limits.tokens}",
+            param="input",
+        )
+    if not length or not 0 <= sequence.second_at <= length:
+        raise InvalidRequest(f"{place(item, index)} has no tokens", param="input")
+    if limits.vocab and int(sequence.ids.max()) >= limits.vocab:
+        raise InvalidRequest(
+            f"{place(item, index)} has token id {int(sequence.ids.max())}, "
+            f"the vocabulary ends at {limits.vocab - 1}",
+            param="input",
+        )
+
+
+def place(item: RunItem, index: int) -> str:
+    """What a person calls the sequence at `index` of an item."""
+    if item.layout == "shared":
+        return f"document {index - 1}" if index else "the query"
+    return f"input {index // 2 if item.layout == 'pairs' else index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Sequences as rows, padded on the right: int64 [n, longest] each.
+
+    mask is 1 at real tokens; types is 1 from the second text of a pair on.
+    """
+
+    ids: Ints
+    mask: Ints
+    types: Ints
+    lengths: Ints
+
+
+def pad(sequences: Sequence[TokenSequence], pad_id: int) -> Padded:
+    """Lays sequences out as rows of the longest's length."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    size = (len(sequences), int(lengths.max()))
+    ids = np.full(size, pad_id, np.int64)
+    types = np.zeros(size, np.int64)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence.ids
+        if sequence.second_at:
+            types[row, sequence.second_at : len(sequence)] = 1
+    mask = (np.arange(size[1]) < lengths[:, None]).astype(np.int64)
+    return Padded(ids, mask, types, lengths)
