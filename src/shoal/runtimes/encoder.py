@@ -37,13 +37,11 @@ _TINY = np.float32(1e-12)
 class Network(Protocol):
     """What computes: one per loaded model. Arrays are numpy, float32.
 
-    dim: length of the hidden vectors, None where it is not known before a run. packs: it runs
-    sequences end to end, so that a group needs no equal lengths. classifier: the network's own
-    classification head over its `cls` vector, if it has one.
+    packs: it runs sequences end to end, so that a group needs no equal lengths. classifier: the
+    network's own classification head over its `cls` vector, if it has one.
     """
 
     limits: Limits
-    dim: int | None
     packs: bool
     has_vocabulary: bool
     classifier: Head | None
@@ -101,17 +99,31 @@ class LoadedModel:
             task: load_head(head, folder, f"{spec.key}: head {task}")
             for task, head in spec.heads.items()
         }
-        self._check()
+        self._check(self._try_out())
+
+    def _try_out(self) -> int:
+        """Runs one token, so that a network that cannot run fails here; its vectors' length.
+
+        It also reads the weights in, which would else be part of the first request's time and
+        missing from the memory that is measured at the load.
+        """
+        try:
+            hidden = self._network.hidden([TokenSequence(b"\0\0", 2)])
+            if "sparse" in self.spec.outputs and self._network.has_vocabulary:
+                self._network.vocabulary(hidden.rows(0)[None])
+        except RunFailed as error:
+            raise ModelUnavailable(f"{self.spec.key} does not run: {error.message}") from error
+        return int(hidden.states.shape[-1])
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the weights, heads included."""
         return self._network.memory_bytes + sum(head.nbytes for head in self._heads.values())
 
-    def _check(self) -> None:
+    def _check(self, dim: int) -> None:
         key = self.spec.key
         for task, head in self._heads.items():
-            head.check(self._network.dim, f"{key}: head {task}")
+            head.check(dim, f"{key}: head {task}")
         if "score" in self._heads and self._heads["score"].positive is None:
             raise ModelUnavailable(f"{key}: the score head does not say which label is positive")
         if "classify" in self.spec.tasks and not (
@@ -152,6 +164,8 @@ class LoadedModel:
 
     def _need(self, item: RunItem) -> Need:
         """What an item wants of its sequences. Raises `InvalidRequest` for what is not served."""
+        if item.task not in self.spec.tasks:
+            raise InvalidRequest(f"{self.spec.key} does not {item.task}", param="model")
         if item.task == "encode":
             wanted = self._outputs(item)
             return Need(self.spec.pooling, sparse="sparse" in wanted)
@@ -166,6 +180,8 @@ class LoadedModel:
 
     def _outputs(self, item: RunItem) -> list[str]:
         wanted = item.params.outputs or self.spec.outputs[:1]
+        if not wanted:
+            raise InvalidRequest(f"{self.spec.key} encodes nothing", param="model")
         for output in wanted:
             if output not in self.spec.outputs:
                 raise InvalidRequest(
@@ -211,7 +227,8 @@ class LoadedModel:
                 room_tokens = budget_tokens
             groups[-1].append(i)
             room_tokens -= length
-        return groups
+        # Sequences of one length side by side can share an attention call.
+        return [sorted(group, key=lengths.__getitem__) for group in groups]
 
     def _expand(self, hidden: Hidden, group: Sequence[int], rows: Rows) -> None:
         """Fills in the sparse vectors of one group."""

@@ -57,9 +57,9 @@ class Head:
             x = x @ weight.T + bias
         return x
 
-    def check(self, dim: int | None, where: str) -> None:
+    def check(self, dim: int, where: str) -> None:
         """Raises `ModelUnavailable` when the head does not read vectors of length `dim`."""
-        if self.layers and dim is not None:
+        if self.layers:
             wide = self.layers[0][0].shape[1]
             want = 4 * dim if self.pair else dim
             if wide != want:

@@ -116,3 +116,25 @@ def pad(sequences: Sequence[TokenSequence], pad_id: int) -> Padded:
             types[row, sequence.second_at : len(sequence)] = 1
     mask = (np.arange(size[1]) < lengths[:, None]).astype(np.int64)
     return Padded(ids, mask, types, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Sequences end to end without padding, int64 [tokens] each (lengths [n])."""
+
+    ids: Ints
+    positions: Ints
+    types: Ints
+    lengths: Ints
+
+
+def end_to_end(sequences: Sequence[TokenSequence]) -> Flat:
+    """Lays sequences out one after the other."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = np.arange(int(lengths.sum())) - starts
+    # A sequence that is no pair has its second text beyond its end: no token is of type 1.
+    seconds = np.array([sequence.second_at or len(sequence) for sequence in sequences], np.int64)
+    types = (positions >= np.repeat(seconds, lengths)).astype(np.int64)
+    ids = np.concatenate([sequence.ids for sequence in sequences]).astype(np.int64)
+    return Flat(ids, positions, types, lengths)

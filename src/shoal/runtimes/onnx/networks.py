@@ -52,7 +52,6 @@ class BertNetwork:
         if spec.pooling == "none":
             raise ModelUnavailable(f"{spec.key}: pooling none needs a graph that pools")
         self.limits = Limits(shape.positions, shape.vocab)
-        self.dim: int | None = shape.hidden
         self.classifier: Head | None = classifier_of(weights, shape, config, spec)
         self.has_vocabulary = weights.has_vocabulary
         self._pad_id = shape.pad_id
@@ -117,14 +116,13 @@ class GraphNetwork:
         output = _choose_output(self._session.outputs, self._axes, spec)
         self._output = output.name
         last = output.shape[-1] if output.shape else None
-        self.dim: int | None = last if isinstance(last, int) else None
         config = read_config(path.parent) if (path.parent / "config.json").is_file() else {}
         positions = int(config.get("max_position_embeddings") or spec.max_tokens)
         self.limits = Limits(positions, int(config.get("vocab_size") or 0))
         self._pad_id = int(config.get("pad_token_id") or 0)
         self.classifier: Head | None = None
         if self._axes == 2:
-            labels = labels_of(config, self.dim or 0)
+            labels = labels_of(config, last if isinstance(last, int) else 0)
             self.classifier = Head((), labels, positive=positive_of(labels, spec))
         self.memory_bytes = path.stat().st_size
 

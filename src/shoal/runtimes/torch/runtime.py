@@ -1,0 +1,87 @@
+"""The torch runtime: BERT checkpoints in PyTorch, packed on the CPU. Needs no transformers.
+
+Options of a model:
+
+    packing   true, false or auto (the default): run sequences end to end instead of padded;
+              auto packs on the CPU
+    positive  label whose probability is the score, for cross-encoders with several classes
+
+Owns the models that are loaded. Does not own the steps of a batch (`shoal.runtimes.encoder`).
+Importing this module does not import torch; making the runtime does. CUDA has not been tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import ClassVar
+
+from shoal.core.types import TASKS
+from shoal.errors import ModelUnavailable, RuntimeUnavailable
+from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.runtimes.checkpoint import locate
+from shoal.runtimes.encoder import LoadedModel
+from shoal.runtimes.interface import RanItems
+
+USUAL_FILES = ("model.safetensors",)
+
+
+class TorchRuntime:
+    """Runs encoders through torch. Raises `RuntimeUnavailable` for a device it lacks."""
+
+    name = "torch"
+    needs: ClassVar[dict[str, str]] = {"torch": "pip install 'shoal[torch]'"}
+
+    def __init__(self, *, device: str, threads: int) -> None:
+        import torch
+
+        from shoal.runtimes.torch.linear import choose
+
+        if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+            raise RuntimeUnavailable(f"torch cannot use {device} here; it has the CPU")
+        torch.set_num_threads(threads)
+        self.version = version("torch")
+        self._device = device
+        self._packs = device == "cpu"
+        self._linear = choose(device)
+        self.traits = Traits(accepts_ids=True, tasks=list(TASKS), packing=self._packs)
+        self._models: dict[str, LoadedModel] = {}
+
+    def load(self, spec: ModelSpec) -> None:
+        """Loads a checkpoint; one that is loaded already is replaced."""
+        from shoal.runtimes.torch.network import TorchBert
+
+        path = locate(spec, USUAL_FILES)
+        if path.suffix != ".safetensors":
+            raise ModelUnavailable(f"{spec.key}: torch loads safetensors, not {path.name}")
+        network = TorchBert(
+            path, spec, device=self._device, linear=self._linear, packs=self._packs_model(spec)
+        )
+        self._models[spec.key] = LoadedModel(spec, network)
+
+    def _packs_model(self, spec: ModelSpec) -> bool:
+        chosen = spec.options.get("packing", "auto")
+        if chosen not in (True, False, "auto"):
+            raise ModelUnavailable(f"{spec.key}: option packing is true, false or auto")
+        return self._packs if chosen == "auto" else bool(chosen)
+
+    def unload(self, key: str) -> None:
+        """Drops the model; on CUDA the memory goes back to the device."""
+        if self._models.pop(key, None) is not None and self._device != "cpu":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+        """Runs items of one loaded model."""
+        model = self._models.get(key)
+        if model is None:
+            raise ModelUnavailable(f"{key} is not loaded")
+        return model.run(items)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of each model's weights, which on the CPU lie on the mapped file.
+
+        The buffers that a batch needs on top belong to the process and are not in it.
+        """
+        return {key: model.memory_bytes for key, model in self._models.items()}
