@@ -93,7 +93,7 @@ def cli_page() -> str:
 def catalog_page() -> str:
     """The fields of an entry, and the demo models."""
     parts = ["# The catalog", _NOTE, _CATALOG_INTRO]
-    titles = {
+    titles: dict[type[msgspec.Struct], str] = {
         Entry: "## Fields of an entry",
         Output: "### `outputs.<kind>`",
         HeadSpec: "### `heads.<task>`",
