@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,3 +144,21 @@ class ServeSettings(GatewaySettings, WorkerSettings):
 def environment() -> dict[str, str]:
     """The variables of this process that are Shoal's."""
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
+def child_environment(
+    settings: ServeSettings, kind: type[GatewaySettings | WorkerSettings], **more: str
+) -> dict[str, str]:
+    """The environment of a child process that is to run with these settings.
+
+    Every setting of `kind` is spelled out, so nothing of ours (a settings file, a flag's default)
+    is read a second time; secrets travel here and not in the process's arguments, which others
+    can see.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    for name in (f.name for f in fields(kind)):
+        value = getattr(settings, name)
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            environ[f"{PREFIX}{name.upper()}"] = text
+    return environ | more

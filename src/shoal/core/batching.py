@@ -105,6 +105,10 @@ class Window:
         """The oldest item."""
         return next(iter(self._items.values()), None)
 
+    def ids(self) -> list[str]:
+        """The ids of all items, oldest first."""
+        return list(self._items)
+
     def add(self, item: Item) -> bool:
         """Takes an item in; False when the window is full or holds the item already."""
         if len(self._items) >= self.max_items or item.id in self._items:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -60,10 +60,14 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         _, connection = await asyncio.get_running_loop().create_connection(cls, sock=end)
         return connection
 
+    @property
+    def lost(self) -> bool:
+        """Whether the process at the other end is gone."""
+        return self._transport is None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream socket's transport
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Where the next bytes are to be read to."""

@@ -6,12 +6,13 @@ a runtime process answers calls in any order. Does not own sockets (`client`, `s
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from shoal.core.types import Task
-from shoal.wire.envelope import Failure, Params
+from shoal.wire.envelope import EMPTY, Failure, Params
 
 
 class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,21 +34,41 @@ class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
 class HeadSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A small network over pooled vectors, or over a pair of them.
 
-    kind: `linear` stacks of one text, `pair` stacks over [a; b; |a-b|; a*b] (the sentence-pair
-    features of InferSent, Conneau et al. 2017).
-    file: weights beside the model's own, safetensors, or a checkpoint where `allow_pickle`.
-    prefix: where this head's weights begin in the file; its layers are `<prefix>net.<n>.weight`.
-    labels: class names in the order of the logits. positive: the class whose probability is the
-    score (for the score task).
+    Written in catalog entries as it is here, hence the descriptions. The pair features are those
+    of InferSent (Conneau et al. 2017).
     """
 
-    kind: Literal["linear", "pair"]
-    file: str
-    prefix: str
-    labels: list[str]
-    positive: str | None = None
-    activation: Literal["relu", "tanh", "gelu"] = "relu"
-    allow_pickle: bool = False
+    kind: Annotated[
+        Literal["linear", "pair"],
+        Meta(
+            description="`linear`: layers over the vector of one text; `pair`: layers over "
+            "[a; b; |a-b|; a*b] of two."
+        ),
+    ]
+    file: Annotated[
+        str, Meta(description="Weights beside the model's own: safetensors, or a checkpoint.")
+    ]
+    prefix: Annotated[
+        str,
+        Meta(description="Where its weights begin in the file: `<prefix>net.<n>.weight`."),
+    ]
+    labels: Annotated[
+        list[str], Meta(description="Names of the classes, in the order of the logits.")
+    ]
+    positive: Annotated[
+        str | None,
+        Meta(description="The label whose probability is the score (heads of `score` only)."),
+    ] = None
+    activation: Annotated[
+        Literal["relu", "tanh", "gelu"], Meta(description="What stands between its layers.")
+    ] = "relu"
+    allow_pickle: Annotated[
+        bool,
+        Meta(
+            description="Read a checkpoint that is no safetensors file; only tensors and plain "
+            "containers are accepted from it."
+        ),
+    ] = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -145,7 +166,7 @@ class ItemDone(msgspec.Struct, frozen=True, omit_defaults=True):
     """One item's end: `result` (MessagePack of `shoal.wire.envelope.Result`) or `failure`."""
 
     item: str
-    result: msgspec.Raw = msgspec.Raw(b"")
+    result: msgspec.Raw = EMPTY
     failure: Failure | None = None
 
 

@@ -39,7 +39,6 @@ OnState = Callable[[], Awaitable[None]]
 
 async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_s: float) -> Client:
     """A connection that comes back by itself. Raises `QueueUnavailable` after `wait_s`."""
-
     client: Client | None = None
 
     async def lost() -> None:

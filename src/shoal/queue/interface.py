@@ -51,6 +51,9 @@ OnDelivery = Callable[[Delivery], None]
 class Payloads(Protocol):
     """Bodies and results that are too large for the queue."""
 
+    async def ensure(self) -> None:
+        """Makes the store; idempotent."""
+
     async def put(self, data: bytes) -> PayloadRef:
         """Keeps `data` for a bounded time. Raises `QueueUnavailable`."""
 

@@ -37,7 +37,7 @@ from shoal.queue.connection import (
     Address,
     connect,
 )
-from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused
+from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused, Payloads
 from shoal.queue.payloads import NatsPayloads
 from shoal.queue.topology import Topology
 
@@ -99,7 +99,7 @@ class JetStreamQueue:
         self._js = client.jetstream()
         self._id = uuid.uuid4().hex[:16]
         self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
-        self.payloads = NatsPayloads(self._js, topology)
+        self.payloads: Payloads = NatsPayloads(self._js, topology)
         self._lines: set[str] = set()
         self._pulls: dict[str, _Pull] = {}
         self._pull_inbox: Subscription | None = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueFull, QueueUnavailable
-from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused, QueueLimits
+from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused, Payloads, QueueLimits
 from shoal.queue.payloads import check, reference
 from shoal.wire.envelope import PayloadRef
 
@@ -135,6 +135,9 @@ class MemoryPayloads:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
 
+    async def ensure(self) -> None:
+        """The dictionary is there."""
+
     async def put(self, data: bytes) -> PayloadRef:
         """Keeps `data`."""
         held_bytes = sum(len(d) for d in self._broker.payloads.values())
@@ -163,7 +166,7 @@ class MemoryQueue:
         self._ears: list[tuple[str, OnBytes]] = []
         self._open = True
         self.inbox = f"inbox.{uuid.uuid4().hex}"
-        self.payloads = MemoryPayloads(broker)
+        self.payloads: Payloads = MemoryPayloads(broker)
 
     @property
     def connected(self) -> bool:

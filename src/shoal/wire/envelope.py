@@ -18,6 +18,9 @@ from shoal.wire.arrays import Array
 
 VERSION = 1
 
+# The one empty Raw: a field that holds this very object is left out of the message.
+EMPTY = msgspec.Raw(b"")
+
 
 class UnreadableMessage(ValueError):
     """Bytes that are no message of ours, or one of a major version we do not speak."""
@@ -84,7 +87,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     submitted_s: float
     reply: str
     params: Params = Params()
-    body: msgspec.Raw = msgspec.Raw(b"")
+    body: msgspec.Raw = EMPTY
     payload: PayloadRef | None = None
     adapter: str | None = None
     tenant: str | None = None
@@ -147,7 +150,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """One item's answer: either `result` (MessagePack of `Result`), `payload`, or `failure`."""
 
     item: str
-    result: msgspec.Raw = msgspec.Raw(b"")
+    result: msgspec.Raw = EMPTY
     failure: Failure | None = None
     payload: PayloadRef | None = None
     tokens: int = 0

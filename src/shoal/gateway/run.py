@@ -1,0 +1,164 @@
+"""The gateway process: an HTTP server on a queue, from start to drain.
+
+Owns the listening socket, the order of start and stop, and writing down where it listens. Does not
+own routes (`app`) or jobs (`submit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from prometheus_client import CollectorRegistry, Gauge
+
+from shoal.catalog.load import load
+from shoal.catalog.snapshot import Snapshot
+from shoal.errors import SettingsError
+from shoal.gateway.app import App
+from shoal.gateway.fleet import Fleet
+from shoal.gateway.submit import Submitter
+from shoal.queue.interface import Queue
+from shoal.queue.opening import open_queue
+from shoal.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+
+
+def listen(settings: GatewaySettings) -> socket.socket:
+    """The listening socket. Raises `SettingsError` when the address is taken or not allowed."""
+    if not settings.insecure and not _is_loopback(settings.host):
+        raise SettingsError(
+            f"host: {settings.host} can be reached by others and there are no API keys yet; "
+            "say `--insecure` if that is meant"
+        )
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"port: cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "`--port 0` takes a free one"
+        ) from error
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where the socket listens, as a URL."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def write_endpoint(file: Path, url: str) -> None:
+    """Writes the address down, in one piece: a reader never sees half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    part.replace(file)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the order of leaving is decided here."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Takes none."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+
+async def serve(settings: GatewaySettings, queue: Queue, snapshot: Snapshot) -> None:
+    """Serves until SIGTERM or SIGINT, then finishes what is open and leaves."""
+    fleet = Fleet()
+    submitter = Submitter(queue, fleet, settings)
+    await queue.hear("status", fleet.on_status)
+    await queue.listen(submitter.on_outcome)
+    await queue.ensure_lines(e.id for e in snapshot.entries if e.pool == settings.pool)
+    app = App(settings, lambda: snapshot, submitter, _registry(submitter, fleet))
+    listener = listen(settings)
+    url = url_of(listener)
+
+    def on_started() -> None:
+        if settings.endpoint_file:
+            write_endpoint(settings.endpoint_file, url)
+        log.info("gateway listens on %s", url)
+
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(settings.shutdown_s),
+    )
+    server = _Server(config, on_started)
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        app.draining = True
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave)
+    try:
+        await server.serve([listener])
+    finally:
+        listener.close()
+        await queue.close()
+
+
+def _registry(submitter: Submitter, fleet: Fleet) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    waiting = Gauge(
+        "shoal_gateway_waiting_items", "Items in the queue or in work.", registry=registry
+    )
+    waiting.set_function(lambda: submitter.in_flight)
+    workers = Gauge("shoal_gateway_live_workers", "Workers heard of lately.", registry=registry)
+    workers.set_function(lambda: fleet.size)
+    return registry
+
+
+async def _run(settings: GatewaySettings) -> None:
+    snapshot = load(settings.catalog)
+    await serve(settings, await open_queue(settings, name="shoal gateway"), snapshot)
+
+
+def run(settings: GatewaySettings) -> None:
+    """Runs a gateway until SIGTERM or SIGINT."""
+    uvloop.run(_run(settings))

@@ -1,0 +1,275 @@
+"""A job becomes items in the queue, and their outcomes one answer.
+
+Owns splitting, publishing, waiting up to the deadline, keeping the first outcome of each item,
+joining them in order, and withdrawing what nobody waits for. Does not own HTTP, or which worker
+does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.clock import wall
+from shoal.core.gather import Gather
+from shoal.core.split import spans
+from shoal.errors import (
+    Bug,
+    DeadlineExceeded,
+    ModelLoading,
+    QueueFull,
+    QueueUnavailable,
+    ShoalError,
+)
+from shoal.gateway.fleet import Fleet
+from shoal.gateway.jobs import Answer, Job
+from shoal.queue.interface import Queue
+from shoal.settings import GatewaySettings
+from shoal.wire.arrays import concat
+from shoal.wire.envelope import (
+    EMPTY,
+    Cancel,
+    Envelope,
+    Inputs,
+    Outcome,
+    PayloadRef,
+    Result,
+    UnreadableMessage,
+    decode_outcome,
+    decode_result,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+_SPECIAL_TOKENS = 2
+_MAX_FETCHES = 1024
+
+
+@dataclass(slots=True)
+class _Part:
+    result: Result
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A job under way. starts: the first input of each item, to name the input of an error."""
+
+    job: Job
+    starts: list[int]
+    gather: Gather[_Part]
+    done: asyncio.Future[None]
+    payloads: list[PayloadRef] = field(default_factory=list)
+
+
+class Submitter:
+    """`shoal.gateway.jobs.Submits` through the queue."""
+
+    def __init__(self, queue: Queue, fleet: Fleet, settings: GatewaySettings) -> None:
+        self._queue = queue
+        self._fleet = fleet
+        self._settings = settings
+        self._id = uuid.uuid4().hex[:12]
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, tuple[_Waiting, int]] = {}
+        self._fetches: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Items that this gateway waits for."""
+        return len(self._waiting)
+
+    def ready(self) -> str | None:
+        """None when jobs can be taken, else why not."""
+        if not self._queue.connected:
+            return "the queue cannot be reached"
+        return None if self._fleet.size else "no worker is alive"
+
+    def model_states(self) -> dict[str, str]:
+        """The best state of each model in the fleet."""
+        return self._fleet.model_states()
+
+    async def run(self, job: Job) -> Answer:
+        """The answer to a job; see `Submits`."""
+        self._fleet.check(job.entry)
+        costs_tokens, shared_tokens = _costs(job)
+        cuts = spans(
+            costs_tokens,
+            shared_tokens=shared_tokens,
+            max_tokens=self._settings.item_tokens,
+            max_inputs=self._settings.item_inputs,
+        )
+        if len(self._waiting) + len(cuts) > self._settings.max_in_flight_items:
+            raise QueueFull("this gateway waits for as much as it may", retry_after_s=1.0)
+        request = f"{self._id}-{next(self._numbers)}"
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(
+            job, [start for start, _ in cuts], Gather(len(cuts)), loop.create_future()
+        )
+        names = [f"{request}.{index}" for index in range(len(cuts))]
+        self._waiting.update((name, (waiting, i)) for i, name in enumerate(names))
+        timer = loop.call_later(max(0.0, job.deadline_s - wall()), self._on_deadline, waiting)
+        try:
+            for index, (start, end) in enumerate(cuts):
+                cost_tokens = sum(costs_tokens[start:end]) + shared_tokens * (end - start)
+                inputs = job.inputs if len(cuts) == 1 else _slice(job.inputs, start, end)
+                await self._submit(waiting, request, index, inputs, cost_tokens)
+                if waiting.done.done():
+                    break  # refused already: the rest need not be sent
+            await waiting.done
+            return _join(waiting.gather.parts())
+        finally:
+            timer.cancel()
+            for name in names:
+                self._waiting.pop(name, None)
+            if not waiting.gather.complete:
+                await self._withdraw(request)
+            for ref in waiting.payloads:
+                self._spawn(self._queue.payloads.delete(ref))
+
+    async def _submit(
+        self, waiting: _Waiting, request: str, index: int, inputs: Inputs, cost_tokens: int
+    ) -> None:
+        job, now_s = waiting.job, wall()
+        body, payload = encode(inputs), None
+        if len(body) > self._settings.inline_max_bytes:
+            payload = await self._queue.payloads.put(body)
+            waiting.payloads.append(payload)
+        envelope = Envelope(
+            item=f"{request}.{index}",
+            request=request,
+            index=index,
+            of=len(waiting.starts),
+            task=job.task,
+            model=job.entry.id,
+            revision=job.entry.revision,
+            lane=job.lane,
+            cost_tokens=cost_tokens,
+            n_inputs=len(inputs.ids) or len(inputs.texts),
+            deadline_s=job.deadline_s,
+            submitted_s=now_s,
+            reply=self._queue.inbox,
+            params=job.params,
+            body=EMPTY if payload else msgspec.Raw(body),
+            payload=payload,
+            traceparent=job.traceparent,
+        )
+        await self._queue.submit(
+            job.entry.id,
+            job.lane,
+            encode(envelope),
+            item_id=envelope.item,
+            ttl_s=job.deadline_s - now_s,
+            on_refused=lambda error: _fail(waiting, error),
+        )
+
+    def _on_deadline(self, waiting: _Waiting) -> None:
+        """At the deadline, and not when a running batch happens to end."""
+        state = self.model_states().get(waiting.job.entry.id)
+        if state in ("cold", "loading"):
+            _fail(waiting, ModelLoading("the model is being loaded", retry_after_s=2.0))
+        else:
+            _fail(waiting, DeadlineExceeded("no answer within the deadline"))
+
+    def on_outcome(self, data: bytes) -> None:
+        """Takes an outcome in; the first of each item counts."""
+        try:
+            outcome = decode_outcome(data)
+        except UnreadableMessage as error:
+            log.error("an outcome cannot be read: %s", error)  # noqa: TRY400
+            return
+        found = self._waiting.get(outcome.item)
+        if found is None:
+            return  # answered already, or nobody waits any more
+        waiting, index = found
+        if outcome.failure is not None:
+            failure = outcome.failure.error()
+            if failure.input_index is not None:
+                failure.input_index += waiting.starts[index]
+                failure.param = f"inputs[{failure.input_index}]"
+            _fail(waiting, failure)
+        elif outcome.payload is not None:
+            if len(self._fetches) >= _MAX_FETCHES:
+                _fail(waiting, QueueFull("too many large results at once", retry_after_s=1.0))
+                return
+            self._spawn(self._fetch(waiting, index, outcome, outcome.payload))
+        else:
+            _keep(waiting, index, outcome, bytes(outcome.result))
+
+    async def _fetch(
+        self, waiting: _Waiting, index: int, outcome: Outcome, ref: PayloadRef
+    ) -> None:
+        try:
+            data = await self._queue.payloads.get(ref)
+        except QueueUnavailable as error:
+            _fail(waiting, error)
+            return
+        _keep(waiting, index, outcome, data)
+        await self._queue.payloads.delete(ref)
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work, name="payload")  # type: ignore[arg-type]
+        self._fetches.add(task)
+        task.add_done_callback(self._fetches.discard)
+
+    async def _withdraw(self, request: str) -> None:
+        """Tells the workers that nobody waits for this request."""
+        try:
+            await self._queue.tell("cancel", encode(Cancel(request)))
+        except QueueUnavailable as error:
+            log.debug("cancel: %s", error)
+
+
+def _fail(waiting: _Waiting, error: ShoalError) -> None:
+    if not waiting.done.done():
+        waiting.done.set_exception(error)
+
+
+def _keep(waiting: _Waiting, index: int, outcome: Outcome, data: bytes) -> None:
+    try:
+        part = _Part(decode_result(data), outcome)
+    except (UnreadableMessage, ValueError) as error:
+        _fail(waiting, Bug(f"a result cannot be read: {error}"))
+        return
+    if waiting.gather.add(index, part) and waiting.gather.complete and not waiting.done.done():
+        waiting.done.set_result(None)
+
+
+def _costs(job: Job) -> tuple[list[int], int]:
+    """Estimated tokens of each input, and what each costs besides (a query, special tokens)."""
+    inputs, per_token = job.inputs, job.entry.profile.bytes_per_token
+    if inputs.ids:
+        return [len(ids) for ids in inputs.ids], 0
+    costs = [int(len(text) / per_token) + _SPECIAL_TOKENS for text in inputs.texts]
+    if inputs.firsts:
+        costs = [c + int(len(t) / per_token) for c, t in zip(costs, inputs.firsts, strict=True)]
+    joint = inputs.query is not None and job.entry.scorer == "joint"
+    shared = int(len(inputs.query or "") / per_token) if joint else 0
+    return costs, shared
+
+
+def _slice(inputs: Inputs, start: int, end: int) -> Inputs:
+    """The inputs from `start` to `end`, with what all of them share."""
+    return Inputs(
+        inputs.texts[start:end], inputs.ids[start:end], inputs.query, inputs.firsts[start:end]
+    )
+
+
+def _join(parts: Sequence[_Part]) -> Answer:
+    """One answer from the parts of a request, in order."""
+    first = parts[0].result
+    arrays = first.arrays
+    if len(parts) > 1:
+        if any(part.result.arrays.keys() != arrays.keys() for part in parts):
+            raise Bug("the items of one request came back with different outputs")
+        arrays = {name: concat([part.result.arrays[name] for part in parts]) for name in arrays}
+    slowest = max((part.outcome.timing for part in parts), key=lambda t: t.queue_s + t.run_s)
+    tokens = sum(part.outcome.tokens for part in parts)
+    return Answer(Result(arrays, first.labels), tokens, slowest)

@@ -1,0 +1,1 @@
+"""The worker: pulls, tokenises, batches and replies; one per machine, no inference in it."""

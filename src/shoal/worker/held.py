@@ -1,0 +1,162 @@
+"""What this worker has pulled and not yet answered.
+
+Owns each item from its delivery to its outcome: replying before acking, giving back, and the
+in-progress acks that keep the broker from handing it to someone else meanwhile. Does not own what
+happens in between (`intake`, `dispatch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import structs
+
+from shoal.clock import monotonic
+from shoal.core.delivery import judge
+from shoal.errors import QueueUnavailable, ShoalError
+from shoal.ipc.messages import RunItem
+from shoal.queue.interface import Delivery, Queue
+from shoal.wire.envelope import EMPTY, Envelope, Failure, Outcome, Timing, encode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HeldItem:
+    """One item in hand.
+
+    arrived_s, started_s: monotonic seconds of its delivery and of its batch's start. queued_s: how
+    long it had waited at the broker. run_item: there once it is prepared.
+    """
+
+    delivery: Delivery
+    envelope: Envelope
+    arrived_s: float
+    queued_s: float = 0.0
+    run_item: RunItem | None = None
+    load_s: float = 0.0
+    started_s: float = 0.0
+
+
+class Held:
+    """All items in hand. Its size is bounded by what the lines pull."""
+
+    def __init__(
+        self, queue: Queue, *, worker: str, ack_wait_s: float, max_attempts: int, inline_max: int
+    ) -> None:
+        self._queue = queue
+        self._worker = worker
+        self._ack_wait_s = ack_wait_s
+        self._max_attempts = max_attempts
+        self._inline_max_bytes = inline_max
+        self._items: dict[str, HeldItem] = {}
+        self._requests: dict[str, set[str]] = {}
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, item_id: str) -> HeldItem:
+        return self._items[item_id]
+
+    def __contains__(self, item_id: object) -> bool:
+        return item_id in self._items
+
+    def add(self, item: HeldItem) -> bool:
+        """Takes an item in hand; False when it is here already (delivered twice)."""
+        envelope = item.envelope
+        if envelope.item in self._items:
+            return False
+        self._items[envelope.item] = item
+        self._requests.setdefault(envelope.request, set()).add(envelope.item)
+        self.empty.clear()
+        return True
+
+    def of_request(self, request: str) -> list[str]:
+        """The ids of a request's items that are here."""
+        return list(self._requests.get(request, ()))
+
+    def _take(self, item_id: str) -> HeldItem | None:
+        item = self._items.pop(item_id, None)
+        if item is None:
+            return None
+        siblings = self._requests[item.envelope.request]
+        siblings.discard(item_id)
+        if not siblings:
+            del self._requests[item.envelope.request]
+        if not self._items:
+            self.empty.set()
+        return item
+
+    async def succeed(self, item_id: str, result: msgspec.Raw, run_s: float) -> None:
+        """Sends an item's result."""
+        item = self._items.get(item_id)
+        if item is None or item.run_item is None:
+            return
+        waited_s = max(0.0, item.started_s - item.arrived_s - item.load_s)
+        outcome = Outcome(
+            item_id,
+            result=result,
+            tokens=sum(item.run_item.lengths),
+            timing=Timing(item.queued_s + waited_s, item.load_s, run_s),
+            worker=self._worker,
+        )
+        await self._answer(item_id, outcome)
+
+    async def fail(self, item_id: str, error: ShoalError) -> None:
+        """Ends an attempt with an error: another attempt later, or the error as the answer."""
+        item = self._items.get(item_id)
+        if item is None:
+            return
+        verdict = judge(error, attempt=item.delivery.attempt, max_attempts=self._max_attempts)
+        if verdict.again_in_s is not None:
+            self._take(item_id)
+            log.info(
+                "item %s goes back after attempt %d: %s", item_id, item.delivery.attempt, error
+            )
+            await item.delivery.nak(verdict.again_in_s)
+            return
+        await self._answer(
+            item_id, Outcome(item_id, failure=Failure.of(error), worker=self._worker)
+        )
+
+    async def _answer(self, item_id: str, outcome: Outcome) -> None:
+        """Replies, then acks. Without a broker nothing is acked: the item comes back."""
+        item = self._items[item_id]
+        try:
+            data = encode(outcome)
+            if len(data) > self._inline_max_bytes:
+                ref = await self._queue.payloads.put(bytes(outcome.result))
+                data = encode(structs.replace(outcome, result=EMPTY, payload=ref))
+            await self._queue.reply(item.envelope.reply, data)
+        except QueueUnavailable as error:
+            log.warning("item %s could not be answered: %s", item_id, error)
+            self._take(item_id)
+            return
+        if self._take(item_id) is not None:
+            await item.delivery.ack()
+
+    async def drop(self, item_id: str) -> None:
+        """Ends an item that nobody waits for any more."""
+        item = self._take(item_id)
+        if item is not None:
+            await item.delivery.ack()
+
+    async def give_back_all(self) -> None:
+        """Gives everything back to the queue (at the end of a drain)."""
+        for item_id in list(self._items):
+            item = self._take(item_id)
+            if item is not None:
+                await item.delivery.nak()
+
+    async def keep_alive(self) -> None:
+        """Extends what has been here for a while, for ever; no device can hold this task up."""
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            old_s = monotonic() - self._ack_wait_s / 3
+            for item in [i for i in self._items.values() if i.arrived_s < old_s]:
+                await item.delivery.in_progress()

@@ -1,0 +1,267 @@
+"""From the queue into the windows.
+
+Owns pulling (one one-shot pull for each line that has room), reading envelopes, fetching large
+bodies, preparing items in a bounded thread pool, and cancels. Does not own what is held
+(`held`), how much (`lines`) or what runs next (`dispatch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from shoal.catalog.resolve import tokenizer_path
+from shoal.catalog.schema import Entry
+from shoal.clock import monotonic, wall
+from shoal.core.types import Item, Lane
+from shoal.errors import Bug, QueueUnavailable, ShoalError, UnknownModel
+from shoal.ipc.messages import RunItem, Traits
+from shoal.queue.interface import Delivery, Queue
+from shoal.wire.envelope import (
+    Inputs,
+    UnreadableMessage,
+    decode_cancel,
+    decode_envelope,
+    decode_inputs,
+)
+from shoal.worker.held import Held, HeldItem
+from shoal.worker.lines import Line
+from shoal.worker.resident import Residents
+from shoal.worker.tokenise import Tokeniser, prepare
+
+log = logging.getLogger(__name__)
+
+PULL_EXPIRES_S = 10.0
+_AGAIN_S = 0.5
+_INLINE_ITEMS = 64  # runtimes without ids: so cheap that a thread would cost more
+
+
+class Intake:
+    """Pulls and prepares. `on_ready` is called when a window has got something."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        held: Held,
+        residents: Residents,
+        lines: Mapping[tuple[str, Lane], Line],
+        *,
+        cache_dir: Path,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._held = held
+        self._residents = residents
+        self._lines = lines
+        self._cache_dir = cache_dir
+        self._on_ready = on_ready
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
+        self._tokenisers: dict[str, Tokeniser] = {}
+        self._pending: dict[str, list[HeldItem]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulling = True
+
+    def _spawn(self, work: object, name: str) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def pull_all(self) -> None:
+        """Opens a pull for every line that has room and none open."""
+        for line in self._lines.values():
+            self.pull(line)
+
+    def pull(self, line: Line) -> None:
+        """Opens a pull for a line if it has room."""
+        size = line.next_pull()
+        if size and self._pulling and self._residents.fault(line.entry) is None:
+            line.promised = size
+            self._spawn(self._pull(line, size), "pull")
+
+    async def _pull(self, line: Line, size: int) -> None:
+        try:
+            await self._queue.pull(
+                line.entry.id,
+                line.lane,
+                max_items=size,
+                expires_s=PULL_EXPIRES_S,
+                on_delivery=partial(self._on_delivery, line),
+                on_end=partial(self._on_pull_end, line),
+            )
+        except QueueUnavailable as error:
+            log.debug("pull: %s", error)
+            line.promised = 0
+            await asyncio.sleep(_AGAIN_S)
+            self.pull(line)
+
+    def _on_pull_end(self, line: Line) -> None:
+        line.on_pull_end()
+        self.pull(line)
+
+    def _on_delivery(self, line: Line, delivery: Delivery) -> None:
+        line.on_delivery()
+        try:
+            envelope = decode_envelope(delivery.data)
+        except UnreadableMessage as error:
+            log.error("an unreadable item is dropped: %s", error)  # noqa: TRY400
+            line.on_prepared(0)
+            self._spawn(delivery.ack(), "drop")
+            return
+        now_s = wall()
+        item = HeldItem(
+            delivery, envelope, monotonic(), queued_s=max(0.0, now_s - envelope.submitted_s)
+        )
+        if envelope.deadline_s <= now_s or not self._held.add(item):
+            line.on_prepared(0)
+            self._spawn(delivery.ack() if envelope.deadline_s <= now_s else _nothing(), "drop")
+            return
+        waiting = self._pending.setdefault(line.entry.id, [])
+        waiting.append(item)
+        if len(waiting) == 1:
+            self._spawn(self._prepare(line.entry), f"prepare {line.entry.id}")
+
+    async def _prepare(self, entry: Entry) -> None:
+        """Prepares what is pending of a model until nothing is; one such task per model."""
+        try:
+            await self._prepare_pending(entry)
+        except ShoalError as error:
+            await self._fail_all(entry, error)
+        except Exception as error:  # task root
+            log.exception("preparing items of %s", entry.id)
+            await self._fail_all(entry, Bug(f"{type(error).__name__}: {error}"))
+
+    async def _prepare_pending(self, entry: Entry) -> None:
+        traits = await self._residents.traits(entry.runtime)
+        tokeniser = await self._tokeniser(entry) if traits.accepts_ids else None
+        while self._pending.get(entry.id):
+            items = self._pending[entry.id][:_INLINE_ITEMS]
+            bodies = [await self._body(item) for item in items]
+            work = partial(_prepare_items, entry, traits, tokeniser, items, bodies)
+            if tokeniser is None:
+                made = work()
+            else:
+                made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            del self._pending[entry.id][: len(items)]
+            for item, outcome in zip(items, made, strict=True):
+                await self._place(entry, item, outcome)
+            self._on_ready()
+
+    async def _tokeniser(self, entry: Entry) -> Tokeniser:
+        if entry.key not in self._tokenisers:
+
+            def make() -> Tokeniser:
+                return Tokeniser(tokenizer_path(entry, self._cache_dir), entry.max_tokens)
+
+            loop = asyncio.get_running_loop()
+            self._tokenisers[entry.key] = await loop.run_in_executor(self._pool, make)
+        return self._tokenisers[entry.key]
+
+    async def _body(self, item: HeldItem) -> bytes | ShoalError:
+        envelope = item.envelope
+        if envelope.payload is None:
+            return bytes(envelope.body)
+        try:
+            return await self._queue.payloads.get(envelope.payload)
+        except QueueUnavailable as error:
+            return error
+
+    async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
+        envelope = item.envelope
+        line = self._lines[(entry.id, envelope.lane)]
+        tokens = sum(made.lengths) if isinstance(made, RunItem) else 0
+        line.on_prepared(tokens)
+        if envelope.item not in self._held:  # cancelled meanwhile
+            return
+        if not isinstance(made, RunItem):
+            await self._held.fail(envelope.item, made)
+            return
+        item.run_item = made
+        waiting = Item(
+            envelope.item,
+            entry.id,
+            envelope.lane,
+            tuple(made.lengths),
+            envelope.deadline_s,
+            item.arrived_s,
+        )
+        if not line.window.add(waiting):
+            await self._held.fail(envelope.item, Bug("the window is full"))
+
+    async def _fail_all(self, entry: Entry, error: ShoalError) -> None:
+        for item in self._pending.pop(entry.id, []):
+            self._lines[(entry.id, item.envelope.lane)].on_prepared(0)
+            await self._held.fail(item.envelope.item, error)
+
+    def on_cancel(self, data: bytes) -> None:
+        """A request's caller has left: what is here of it and does not run is dropped."""
+        try:
+            request = decode_cancel(data).request
+        except UnreadableMessage as error:
+            log.debug("cancel: %s", error)
+            return
+        for item_id in self._held.of_request(request):
+            item = self._held[item_id]
+            line = self._lines.get((item.envelope.model, item.envelope.lane))
+            if item.run_item is None or (line and line.window.remove([item_id])):
+                self._spawn(self._held.drop(item_id), "cancel")
+
+    async def stop(self) -> None:
+        """Stops pulling; what is here goes on."""
+        self._pulling = False
+        await self._queue.stop_pulling()
+
+    async def close(self) -> None:
+        """Ends what is left."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _nothing() -> None:
+    """The item is in hand already: its first delivery is the one that is acked."""
+
+
+def _prepare_items(
+    entry: Entry,
+    traits: Traits,
+    tokeniser: Tokeniser | None,
+    items: Sequence[HeldItem],
+    bodies: Sequence[bytes | ShoalError],
+) -> list[RunItem | ShoalError]:
+    """Prepares items; each has its own outcome. Runs in the pool."""
+    made: list[RunItem | ShoalError] = []
+    for item, body in zip(items, bodies, strict=True):
+        try:
+            made.append(_prepare_item(entry, traits, tokeniser, item, body))
+        except ShoalError as error:
+            made.append(error)
+        except Exception as error:  # task root
+            log.exception("an item could not be prepared")
+            made.append(Bug(f"preparing the item: {type(error).__name__}: {error}"))
+    return made
+
+
+def _prepare_item(
+    entry: Entry,
+    traits: Traits,
+    tokeniser: Tokeniser | None,
+    item: HeldItem,
+    body: bytes | ShoalError,
+) -> RunItem:
+    if isinstance(body, ShoalError):
+        raise body
+    envelope = item.envelope
+    if envelope.revision != entry.revision:
+        raise UnknownModel(
+            f"this worker has {entry.key}, not revision {envelope.revision}", param="model"
+        )
+    try:
+        inputs: Inputs = decode_inputs(body)
+    except UnreadableMessage as error:
+        raise Bug(f"the item's body cannot be read: {error}") from error
+    return prepare(entry, traits, tokeniser, envelope, inputs)

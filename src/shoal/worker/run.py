@@ -1,0 +1,225 @@
+"""The worker process: puts its rooms together, runs them, and leaves in order.
+
+Owns start-up (which models can be served here), the heartbeat and the drain. Does not own any of
+what happens in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+
+import uvloop
+
+from shoal.catalog.load import load
+from shoal.catalog.resolve import model_spec
+from shoal.catalog.schema import Entry
+from shoal.clock import monotonic
+from shoal.core.types import LANES, Lane
+from shoal.errors import ModelUnavailable, OperatorError, QueueUnavailable
+from shoal.queue.interface import Queue
+from shoal.queue.opening import open_queue
+from shoal.settings import WorkerSettings
+from shoal.wire.envelope import ModelState, Status, encode
+from shoal.worker.devices import parse
+from shoal.worker.dispatch import Dispatch
+from shoal.worker.held import Held
+from shoal.worker.intake import Intake
+from shoal.worker.lines import Line
+from shoal.worker.metrics import Metrics
+from shoal.worker.resident import Residents
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+PROBE_S = 60.0
+
+
+class Worker:
+    """One machine's worker on a queue. `run` serves until `leave` is called, then drains."""
+
+    def __init__(self, queue: Queue, settings: WorkerSettings, entries: list[Entry]) -> None:
+        self.name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._queue = queue
+        self._settings = settings
+        self._entries = entries
+        self._leaving = asyncio.Event()
+        self._unservable: dict[str, str] = {}
+        self._states: list[ModelState] = []
+        self._lines: dict[tuple[str, Lane], Line] = {}
+        devices = parse(settings.devices, threads=settings.threads)
+        self._metrics = Metrics()
+        self._held = Held(
+            queue,
+            worker=self.name,
+            ack_wait_s=settings.ack_wait_s,
+            max_attempts=settings.max_attempts,
+            inline_max=settings.inline_max_bytes,
+        )
+        self._residents = Residents(
+            devices,
+            threads=settings.threads,
+            cache_dir=settings.cache_dir,
+            load_timeout_s=settings.load_timeout_s,
+            on_change=self._on_change,
+        )
+        self._intake = Intake(
+            queue,
+            self._held,
+            self._residents,
+            self._lines,
+            cache_dir=settings.cache_dir,
+            on_ready=self._on_change,
+        )
+        self._dispatch = Dispatch(
+            self._held, self._residents, self._lines, self._metrics, on_room=self._intake.pull
+        )
+
+    def _on_change(self) -> None:
+        self._dispatch.wake()
+
+    def leave(self) -> None:
+        """Asks the worker to drain and end."""
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Serves until `leave`. Raises `QueueUnavailable` when the queue is not there at start."""
+        begun_s = monotonic()
+        self._settings.cache_dir.mkdir(parents=True, exist_ok=True)
+        runtimes = await probe_runtimes()
+        for entry in self._entries:
+            reason = why_not(entry, runtimes, self._settings)
+            if reason:
+                log.warning("model %s cannot be served here: %s", entry.id, reason)
+                self._unservable[entry.id] = reason
+                continue
+            for lane in LANES:
+                self._lines[(entry.id, lane)] = Line(
+                    entry,
+                    lane,
+                    devices=len(self._residents.devices),
+                    window_items=self._settings.window_items,
+                )
+        await self._queue.ensure_lines({model for model, _ in self._lines})
+        await self._queue.hear("cancel", self._intake.on_cancel)
+        if self._settings.metrics_port is not None:
+            self._metrics.serve(self._settings.metrics_port)
+        tasks = [
+            asyncio.create_task(self._dispatch.run(), name="dispatch"),
+            asyncio.create_task(self._held.keep_alive(), name="keep alive"),
+            asyncio.create_task(self._heartbeat(), name="heartbeat"),
+        ]
+        leaving = asyncio.create_task(self._leaving.wait(), name="leaving")
+        self._intake.pull_all()
+        self._load_pinned()
+        log.info(
+            "worker %s serves %d models on %s, ready in %.2f s",
+            self.name,
+            len({model for model, _ in self._lines}),
+            ", ".join(d.name for d in self._residents.devices),
+            monotonic() - begun_s,
+        )
+        try:
+            done, _ = await asyncio.wait([*tasks, leaving], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {leaving}:
+                task.result()  # a loop that ended has failed: let the supervisor start us anew
+        finally:
+            await self._drain(tasks)
+
+    def _load_pinned(self) -> None:
+        for entry in self._entries:
+            if entry.pinned and entry.id not in self._unservable:
+                for device in self._residents.devices:
+                    self._residents.load(entry, device)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await self._tell_status()
+            await asyncio.sleep(HEARTBEAT_S)
+            # Also the tick that nothing can fall asleep behind: cool-downs, deadlines, lost pulls.
+            self._intake.pull_all()
+            self._dispatch.wake()
+
+    async def _tell_status(self) -> None:
+        states: list[ModelState] = []
+        for entry in self._entries:
+            reason = self._unservable.get(entry.id)
+            fault = self._residents.fault(entry)
+            state = "unavailable" if reason else self._residents.state(entry)
+            states.append(ModelState(entry.id, state, reason or (fault.message if fault else "")))
+        self._metrics.held.set(len(self._held))
+        status = Status(self.name, states, len(self._held), self._leaving.is_set())
+        try:
+            await self._queue.tell("status", encode(status))
+        except QueueUnavailable as error:
+            log.debug("heartbeat: %s", error)
+
+    async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Stops pulling, finishes or gives back what is held, then ends the runtimes."""
+        self._leaving.set()
+        await self._intake.stop()
+        await self._tell_status()
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                await self._held.empty.wait()
+        except TimeoutError:
+            log.warning("%d items go back to the queue unfinished", len(self._held))
+        for task in tasks:
+            task.cancel()
+        await self._intake.close()
+        await self._dispatch.close()
+        await self._held.give_back_all()
+        await self._residents.stop()
+        await self._queue.close()
+
+
+async def probe_runtimes() -> dict[str, str | None]:
+    """Which runtimes this environment can run; see `shoal.runtimes.probe`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "shoal.runtimes.probe"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(PROBE_S):
+        output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise OperatorError("the runtimes of this environment cannot be listed")
+    found: dict[str, str | None] = json.loads(output)
+    return found
+
+
+def why_not(entry: Entry, runtimes: dict[str, str | None], settings: WorkerSettings) -> str | None:
+    """Why this worker cannot serve an entry; None when it can (as far as is known unloaded)."""
+    if entry.runtime not in runtimes:
+        return f"runtime `{entry.runtime}` is unknown here; known are {', '.join(runtimes)}"
+    if runtimes[entry.runtime]:
+        return runtimes[entry.runtime]
+    if entry.source.startswith("hf://"):
+        return None  # fetched when it is first needed
+    try:
+        model_spec(entry, settings.cache_dir)
+    except ModelUnavailable as error:
+        return error.message
+    return None
+
+
+async def _serve(settings: WorkerSettings) -> None:
+    snapshot = load(settings.catalog)
+    queue = await open_queue(settings, name="shoal worker")
+    entries = [entry for entry in snapshot.entries if entry.pool == settings.pool]
+    worker = Worker(queue, settings, entries)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.leave)
+    await worker.run()
+
+
+def run(settings: WorkerSettings) -> None:
+    """Runs a worker until SIGTERM or SIGINT."""
+    uvloop.run(_serve(settings))

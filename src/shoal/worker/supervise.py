@@ -1,0 +1,118 @@
+"""One runtime process: started when it is needed, started again after it has died.
+
+Owns its life, its connection and the pause between restarts. Does not own which models are in it
+(`resident`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+from shoal.clock import monotonic
+from shoal.errors import RuntimeCrashed, RuntimeUnavailable, ShoalError
+from shoal.ipc.child import Backoff, Child, Command
+from shoal.ipc.client import RuntimeConnection
+from shoal.ipc.messages import Hello
+
+log = logging.getLogger(__name__)
+
+HELLO_S = 120.0
+STOP_S = 2.0
+
+
+class RuntimeProcess:
+    """A runtime on a device. `on_lost` is called whenever a running process has died."""
+
+    def __init__(
+        self, runtime: str, *, device: str, threads: int, on_lost: Callable[[], None]
+    ) -> None:
+        self.runtime = runtime
+        self.device = device
+        self.hello: Hello | None = None
+        self._threads = threads
+        self._on_lost = on_lost
+        self._connection: RuntimeConnection | None = None
+        self._child: Child | None = None
+        self._starting = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._backoff = Backoff()
+        self._not_before_s = 0.0
+        self._stopping = False
+
+    async def connection(self) -> RuntimeConnection:
+        """A connection to the running process, which is started when there is none.
+
+        Raises `RuntimeUnavailable` when it cannot start, `RuntimeCrashed` when it dies at once.
+        """
+        async with self._starting:
+            if self._connection is None or self._connection.lost:
+                await asyncio.sleep(max(0.0, self._not_before_s - monotonic()))
+                self._connection = await self._start()
+            return self._connection
+
+    async def _start(self) -> RuntimeConnection:
+        if self._stopping:
+            raise RuntimeCrashed(f"the {self.runtime} runtime is being stopped")
+        ours, theirs = socket.socketpair()
+        command = Command(
+            f"{self.runtime} runtime",
+            [
+                *("--fd", str(theirs.fileno())),
+                *("--runtime", self.runtime),
+                *("--device", self.device.partition("#")[0]),
+                *("--threads", str(self._threads)),
+            ],
+            module="shoal.runtimes.host",
+            python=sys.executable,
+        )
+        begun_s = monotonic()
+        with theirs:
+            child = await Child.start(command, pass_fds=[theirs.fileno()])
+        connection = await RuntimeConnection.open(ours)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                self.hello = await connection.hello
+        except (ShoalError, TimeoutError) as error:
+            connection.close()
+            await child.kill()
+            self._not_before_s = monotonic() + self._backoff.after(monotonic() - begun_s)
+            if isinstance(error, RuntimeUnavailable):
+                raise
+            raise RuntimeCrashed(f"the {self.runtime} runtime does not start: {error}") from error
+        log.info(
+            "runtime %s %s on %s ready in %.2f s (pid %d)",
+            *(self.runtime, self.hello.version, self.device, monotonic() - begun_s, child.pid),
+        )
+        self._child = child
+        self._watching = asyncio.create_task(
+            self._watch(child, connection, begun_s), name=f"watch {self.runtime} on {self.device}"
+        )
+        return connection
+
+    async def _watch(self, child: Child, connection: RuntimeConnection, begun_s: float) -> None:
+        status = await child.wait()
+        connection.close()
+        self._connection = None
+        if self._stopping:
+            return
+        pause_s = self._backoff.after(monotonic() - begun_s)
+        self._not_before_s = monotonic() + pause_s
+        log.error(
+            "runtime %s on %s died with status %d; again in %.1f s at the earliest",
+            *(self.runtime, self.device, status, pause_s),
+        )
+        self._on_lost()
+
+    async def stop(self) -> None:
+        """Ends the process."""
+        self._stopping = True
+        if self._connection is not None:
+            self._connection.close()
+        if self._child is not None:
+            await self._child.stop(STOP_S)
+        if self._watching is not None:
+            await self._watching
