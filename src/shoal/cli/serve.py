@@ -185,7 +185,9 @@ def examples(snapshot: Snapshot, url: str) -> list[str]:
         commands.append(curl("/v1/rerank", body))
     entry = first(lambda e: "classify" in e.tasks)
     if entry:
-        body = {"model": entry.id, "inputs": ["The storm caused the flood."]}
+        head = entry.heads.get("classify")
+        pair = ["A shoal is a group of fish.", "Fish that swim together form a shoal."]
+        body = {"model": entry.id, "inputs": [pair if head and head.kind == "pair" else pair[0]]}
         commands.append(curl("/v1/classify", body))
     return commands
 
