@@ -5,7 +5,8 @@ EXTRAS ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# The demo packages lack what they declare, on purpose: pip need not warn of it.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts
 BASE := $(VENV)/.stamp-base
 TORCH := $(VENV)/.stamp-torch
 DEV := $(VENV)/.stamp-dev

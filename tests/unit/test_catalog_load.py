@@ -1,3 +1,5 @@
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -197,3 +199,14 @@ def test_read_keeps_the_sound_entries(tmp_path):
     entries, faults = read(write(tmp_path, a=GOOD, b="id: 1"))
     assert [entry.id for entry in entries] == ["tiny"]
     assert {fault.file for fault in faults} == {"b.yaml"}
+
+
+def test_builtin_packages_are_pinned_alike_everywhere():
+    """An entry's `requires`, the extra `demo` and constraints/demo.txt name the same packages."""
+    root = Path(__file__).resolve().parents[2]
+    required = {package for entry in load(None).entries for package in entry.requires}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pinned = re.findall(
+        r"^([\w-]+==[\w.]+)", (root / "constraints/demo.txt").read_text(), re.MULTILINE
+    )
+    assert required == set(project["optional-dependencies"]["demo"]) == set(pinned)
