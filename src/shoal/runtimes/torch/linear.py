@@ -1,4 +1,4 @@
-"""The linear map x @ W.T + b on this machine: torch's own, or oneDNN's where that is faster.
+"""The linear map x @ W.T (+ b) on this machine: torch's own, or oneDNN's where that is faster.
 
 On some CPUs torch's default library does not use the widest instructions and oneDNN is twice as
 fast; on others they are alike. The operator that reaches oneDNN directly is private to torch, so it
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _ROWS, _IN, _OUT = 256, 384, 1536
 _TRIALS = 5
@@ -22,7 +22,7 @@ _GAIN = 1.05
 _TOLERANCE = 1e-4
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     operator = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 # nothing public reaches it
     mapped: Tensor = operator(x, weight, bias, "none", [], "")
     return mapped

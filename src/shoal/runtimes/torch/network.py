@@ -109,13 +109,13 @@ class TorchBert:
         if not self._expands:
             raise RunFailed(f"{self._where} was loaded without its masked-language head")
         with torch.inference_mode():
-            x = self._act(self._map(self._tensor(states), MLM_TRANSFORM))
+            x = self._act(self._map(self._tensor(states).flatten(0, 1), MLM_TRANSFORM))
             x = self._norm(x, MLM_NORM)
-            decoder = self._weights[f"{MLM_DECODER}.weight"]
+            # Words by tokens: the maximum then runs along memory, and the product is faster too.
             # The bias and the logarithm do not move the maximum, and come after it.
-            top = torch.matmul(x, decoder.T).amax(dim=1)
-            top = top + self._weights[f"{MLM_DECODER}.bias"]
-            return _numpy(torch.log1p(torch.relu(top)))
+            logits = self._linear(self._weights[f"{MLM_DECODER}.weight"], x, None)
+            top = logits.view(-1, *states.shape[:2]).amax(dim=2).T
+            return _numpy(torch.log1p(torch.relu(top + self._weights[f"{MLM_DECODER}.bias"])))
 
     def _packed(self, group: Sequence[TokenSequence]) -> Hidden:
         flat = end_to_end(group)
@@ -127,7 +127,7 @@ class TorchBert:
     def _padded(self, group: Sequence[TokenSequence]) -> Hidden:
         rows = pad(group, self._shape.pad_id)
         size = rows.ids.shape
-        positions = np.broadcast_to(np.arange(size[1]), size)
+        positions = np.tile(np.arange(size[1]), (size[0], 1))
         x = self._embed(rows.ids, positions, rows.types).flatten(0, 1)
         mask = None
         if int(rows.lengths.min()) < size[1]:
