@@ -13,11 +13,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -26,6 +23,7 @@ from shoal.catalog.snapshot import Snapshot
 from shoal.errors import SettingsError
 from shoal.gateway.app import App
 from shoal.gateway.fleet import Fleet
+from shoal.gateway.server import Server
 from shoal.gateway.submit import Submitter
 from shoal.queue.interface import Queue
 from shoal.queue.opening import open_queue
@@ -81,23 +79,6 @@ def write_endpoint(file: Path, url: str) -> None:
     part.replace(file)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the order of leaving is decided here."""
-
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Takes none."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()
-
-
 async def serve(settings: GatewaySettings, queue: Queue, snapshot: Snapshot) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what is open and leaves."""
     fleet = Fleet()
@@ -114,20 +95,7 @@ async def serve(settings: GatewaySettings, queue: Queue, snapshot: Snapshot) -> 
             write_endpoint(settings.endpoint_file, url)
         log.info("gateway listens on %s", url)
 
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        loop="uvloop",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(settings.shutdown_s),
-    )
-    server = _Server(config, on_started)
+    server = Server(app, shutdown_s=settings.shutdown_s, on_started=on_started)
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
