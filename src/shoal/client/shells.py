@@ -1,0 +1,192 @@
+"""The two clients: the same calls, sent with and without `await`.
+
+Owns the connections (httpx) and driving an exchange. Does not own any call (`core`) or decision
+(`exchange`): `_sync` and `_async` turn each method of `Core` into a method of a client, with its
+signature and docstring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from shoal import __version__, clock
+from shoal.client.core import Core, Options
+from shoal.client.exchange import Call, Lost, Policy, Reply, Send, Sleep, exchange
+from shoal.core.types import Lane
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+MAX_CONNECTIONS = 256
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _sync(build: Callable[Concatenate[Core, P], Call[T]]) -> Callable[Concatenate[Any, P], T]:
+    @wraps(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(build(self._core, *args, **kwargs))
+
+    return method
+
+
+def _async(
+    build: Callable[Concatenate[Core, P], Call[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    @wraps(build)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(build(self._core, *args, **kwargs))
+
+    return method
+
+
+class _Shell:
+    """What both clients are given.
+
+    base_url: address of the server. timeout_s: time for a call with all its tries.
+    lane: `interactive` or `bulk`. max_retries: tries after the first, for a full or absent server.
+    headers: sent with every request.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 60.0,
+        lane: Lane = "interactive",
+        max_retries: int = 4,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._policy = Policy(timeout_s, max_retries)
+        self._rng = random.Random()  # noqa: S311  # jitter, no secret
+        self._core = Core(Options(lane=lane))
+        self._connection: dict[str, Any] = {
+            "base_url": self.base_url,
+            "headers": {"user-agent": f"shoal/{__version__}", **(headers or {})},
+            "limits": httpx.Limits(
+                max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
+            ),
+            # A proxy from the environment is for other machines than this one.
+            "trust_env": urlsplit(self.base_url).hostname not in ("127.0.0.1", "localhost", "::1"),
+        }
+
+        self._open()
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def _exchange(self, call: Call[T]) -> Generator[Send | Sleep, Reply | Lost | None, T]:
+        return exchange(call, self._policy, clock.monotonic, self._rng)
+
+
+class Client(_Shell):
+    """A client for threads; use it in a `with` block, or close it. Errors are `shoal.errors`."""
+
+    encode = _sync(Core.encode)
+    encode_sparse = _sync(Core.encode_sparse)
+    encode_outputs = _sync(Core.encode_outputs)
+    score = _sync(Core.score)
+    rerank = _sync(Core.rerank)
+    classify = _sync(Core.classify)
+    models = _sync(Core.models)
+    model = _sync(Core.model)
+    ready = _sync(Core.ready)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self._http = httpx.Client(**self._connection)
+
+    def _run(self, call: Call[T]) -> T:
+        steps = self._exchange(call)
+        outcome: Reply | Lost | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                return cast("T", done.value)
+            if isinstance(step, Sleep):
+                time.sleep(step.for_s)
+                outcome = None
+                continue
+            try:
+                outcome = _reply(self._http.request(*_target(step), **_request(step)))
+            except httpx.TransportError as error:
+                outcome = _lost(error)
+
+
+class AsyncClient(_Shell):
+    """A client for asyncio; use it in an `async with` block, or close it."""
+
+    encode = _async(Core.encode)
+    encode_sparse = _async(Core.encode_sparse)
+    encode_outputs = _async(Core.encode_outputs)
+    score = _async(Core.score)
+    rerank = _async(Core.rerank)
+    classify = _async(Core.classify)
+    models = _async(Core.models)
+    model = _async(Core.model)
+    ready = _async(Core.ready)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _open(self) -> None:
+        self._http = httpx.AsyncClient(**self._connection)
+
+    async def _run(self, call: Call[T]) -> T:
+        steps = self._exchange(call)
+        outcome: Reply | Lost | None = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                return cast("T", done.value)
+            if isinstance(step, Sleep):
+                await asyncio.sleep(step.for_s)
+                outcome = None
+                continue
+            try:
+                outcome = _reply(await self._http.request(*_target(step), **_request(step)))
+            except httpx.TransportError as error:
+                outcome = _lost(error)
+
+
+def _target(step: Send) -> tuple[str, str]:
+    return step.method, step.path
+
+
+def _request(step: Send) -> dict[str, Any]:
+    return {"content": step.content, "headers": step.headers, "timeout": step.timeout_s}
+
+
+def _reply(response: httpx.Response) -> Reply:
+    return Reply(response.status_code, response.headers, response.content)
+
+
+def _lost(error: httpx.TransportError) -> Lost:
+    late = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+    return Lost(f"{type(error).__name__}: {error}", timed_out=late)
