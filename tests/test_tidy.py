@@ -40,7 +40,7 @@ IMPORTS: dict[str, set[str]] = {
     "gateway": {"queue", "catalog", "core", "wire"} | SHELL,
     "worker": {"queue", "ipc", "catalog", "core", "wire"} | SHELL,
     "runtimes": {"ipc", "core", "wire"} | SHELL,
-    "client": {"wire", "core"},
+    "client": {"wire", "core", "clock"},
     "dashboard": {"wire", "core"} | SHELL,
     "sim": {"core", "catalog"},
     "bench": {"client"},

@@ -187,8 +187,8 @@ def examples(snapshot: Snapshot, url: str) -> list[str]:
     if entry:
         head = entry.heads.get("classify")
         pair = ["A shoal is a group of fish.", "Fish that swim together form a shoal."]
-        body = {"model": entry.id, "inputs": [pair if head and head.kind == "pair" else pair[0]]}
-        commands.append(curl("/v1/classify", body))
+        one = pair if head is not None and head.kind == "pair" else pair[0]
+        commands.append(curl("/v1/classify", {"model": entry.id, "inputs": [one]}))
     return commands
 
 
