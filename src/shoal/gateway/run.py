@@ -79,7 +79,9 @@ def write_endpoint(file: Path, url: str) -> None:
     part.replace(file)
 
 
-async def serve(settings: GatewaySettings, queue: Queue, snapshot: Snapshot) -> None:
+async def serve(
+    settings: GatewaySettings, listener: socket.socket, queue: Queue, snapshot: Snapshot
+) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what is open and leaves."""
     fleet = Fleet()
     submitter = Submitter(queue, fleet, settings)
@@ -87,7 +89,6 @@ async def serve(settings: GatewaySettings, queue: Queue, snapshot: Snapshot) -> 
     await queue.listen(submitter.on_outcome)
     await queue.ensure_lines(e.id for e in snapshot.entries if e.pool == settings.pool)
     app = App(settings, lambda: snapshot, submitter, _registry(submitter, fleet))
-    listener = listen(settings)
     url = url_of(listener)
 
     def on_started() -> None:
@@ -107,7 +108,6 @@ async def serve(settings: GatewaySettings, queue: Queue, snapshot: Snapshot) -> 
     try:
         await server.serve([listener])
     finally:
-        listener.close()
         await queue.close()
 
 
@@ -124,7 +124,9 @@ def _registry(submitter: Submitter, fleet: Fleet) -> CollectorRegistry:
 
 async def _run(settings: GatewaySettings) -> None:
     snapshot = load(settings.catalog)
-    await serve(settings, await open_queue(settings, name="shoal gateway"), snapshot)
+    with listen(settings) as listener:
+        queue = await open_queue(settings, name="shoal gateway")
+        await serve(settings, listener, queue, snapshot)
 
 
 def run(settings: GatewaySettings) -> None:

@@ -36,6 +36,7 @@ from shoal.worker.tokenise import Tokeniser, prepare
 log = logging.getLogger(__name__)
 
 PULL_EXPIRES_S = 10.0
+MAX_CANCELLED = 16_384
 _AGAIN_S = 0.5
 _INLINE_ITEMS = 64  # runtimes without ids: so cheap that a thread would cost more
 
@@ -64,6 +65,7 @@ class Intake:
         self._pending: dict[str, list[HeldItem]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling = True
+        self._cancelled: dict[str, None] = {}
 
     def _spawn(self, work: object, name: str) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
@@ -115,9 +117,11 @@ class Intake:
         item = HeldItem(
             delivery, envelope, monotonic(), queued_s=max(0.0, now_s - envelope.submitted_s)
         )
-        if envelope.deadline_s <= now_s or not self._held.add(item):
+        unwanted = envelope.deadline_s <= now_s or envelope.request in self._cancelled
+        if unwanted or not self._held.add(item):
             line.on_prepared(0)
-            self._spawn(delivery.ack() if envelope.deadline_s <= now_s else _nothing(), "drop")
+            if unwanted:  # else it is in hand already, and its first delivery will be acked
+                self._spawn(delivery.ack(), "drop")
             return
         waiting = self._pending.setdefault(line.entry.id, [])
         waiting.append(item)
@@ -197,12 +201,15 @@ class Intake:
             await self._held.fail(item.envelope.item, error)
 
     def on_cancel(self, data: bytes) -> None:
-        """A request's caller has left: what is here of it and does not run is dropped."""
+        """A request's caller has left: what is here of it, or still comes, is dropped unrun."""
         try:
             request = decode_cancel(data).request
         except UnreadableMessage as error:
             log.debug("cancel: %s", error)
             return
+        self._cancelled[request] = None
+        if len(self._cancelled) > MAX_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
         for item_id in self._held.of_request(request):
             item = self._held[item_id]
             line = self._lines.get((item.envelope.model, item.envelope.lane))
@@ -220,10 +227,6 @@ class Intake:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-async def _nothing() -> None:
-    """The item is in hand already: its first delivery is the one that is acked."""
 
 
 def _prepare_items(
