@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import uvicorn
+import uvloop
 
 from shoal.gateway.app import App
+from shoal.gateway.server import Server
 from shoal.settings import GatewaySettings
 from tests.support.local_submits import CATALOG, LocalSubmits
 
@@ -33,19 +34,10 @@ def gateway_server(**settings: object) -> Iterator[Served]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    config = uvicorn.Config(
-        app, http="httptools", loop="uvloop", ws="none", access_log=False, log_config=None
-    )
-    server = uvicorn.Server(config)
+    listener.listen(256)
     started = threading.Event()
-    startup = server.startup
-
-    async def announce(sockets: list[socket.socket] | None = None) -> None:
-        await startup(sockets)
-        started.set()
-
-    server.startup = announce
-    thread = threading.Thread(target=server.run, args=([listener],))
+    server = Server(app, shutdown_s=2, on_started=started.set)
+    thread = threading.Thread(target=_serve, args=(server, listener))
     thread.start()
     assert started.wait(10)
     try:
@@ -54,3 +46,7 @@ def gateway_server(**settings: object) -> Iterator[Served]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def _serve(server: Server, listener: socket.socket) -> None:
+    uvloop.run(server.serve([listener]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ from shoal.wire.envelope import Timing
 
 log = logging.getLogger("shoal.gateway")
 
+_INPUTS = re.compile(r"inputs?((?:\[\d+\])*)")
 _MODEL_PREFIX = MODEL.path.partition("{")[0]
 
 
@@ -191,13 +193,14 @@ class App:
 def _renamed(error: CallerError, route: TaskRoute, request: msgspec.Struct) -> CallerError:
     """A worker's error with `inputs[3]` under the name that this route has for its inputs."""
     param = error.param
-    if param is None or not param.startswith("inputs"):
+    match = None if param is None else _INPUTS.fullmatch(param)
+    if param is None or match is None:
         return error
     field = route.inputs
     value: Any = getattr(request, field)
     if value is None:  # /v1/score has two names for its texts
         field = "documents"
-    name = field if isinstance(value, str) else field + param.removeprefix("inputs")
+    name = field if isinstance(value, str) else field + match[1]
     message = error.message.replace(f"`{param}`", f"`{name}`")
     return type(error)(message, param=name, retry_after_s=error.retry_after_s)
 

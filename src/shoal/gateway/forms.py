@@ -154,10 +154,18 @@ def _choices(kind: type[msgspec.Struct], place: str) -> str:
     """`; one of ...` for a field that takes one of a few strings."""
     for field in msgspec.structs.fields(kind):
         if field.encode_name == place.partition("[")[0]:
-            schema = msgspec.json.schema(field.type)
-            choices = schema.get("enum") or schema.get("items", {}).get("enum") or []
-            return f"; one of {', '.join(map(str, choices))}" if choices else ""
+            choices = _enums(msgspec.json.schema(field.type))
+            return f"; one of {', '.join(choices)}" if choices else ""
     return ""
+
+
+def _enums(schema: object) -> list[str]:
+    """All values of every `enum` inside a JSON schema."""
+    if isinstance(schema, list):
+        return [value for part in schema for value in _enums(part)]
+    if not isinstance(schema, dict):
+        return []
+    return [*map(str, schema.get("enum", [])), *_enums(list(schema.values()))]
 
 
 def _short(text: str) -> str:
