@@ -62,7 +62,7 @@ $(BIN)/python:
 		echo "Shoal needs Python 3.11 or newer, and none is on the PATH." >&2; \
 		echo "Install one, or name it: make serve PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Shoal needs Python 3.11 or newer." >&2; exit 1; }
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1 | head -1); Shoal needs Python 3.11 or newer." >&2; exit 1; }
 	@echo "creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); echo "Python's venv module is missing (Debian: apt install python3-venv)." >&2; exit 1; }
