@@ -1,7 +1,6 @@
 """What every benchmark script shares: options, a server of our own, load, tables and the JSON file.
 
-Speaks to Shoal over HTTP and reads CPU times from the operating system; imports nothing of the
-server.
+Speaks to Shoal over HTTP and reads CPU times from the operating system; imports nothing of it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,8 +122,7 @@ def serving(*flags: str, catalog: Path | None = None) -> Iterator[Server]:
         begun_s = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline().decode()
+            line = process.stdout.readline().decode() if process.stdout else ""
             if " at http" not in line:
                 raise SystemExit("shoal serve did not start")
             url = line.split(" at ", 1)[1].split()[0]
@@ -151,7 +149,9 @@ class Load:
 class Connection(asyncio.Protocol):
     """One keep-alive HTTP connection that sends the next request when an answer is complete."""
 
-    def __init__(self, next_body: Callable[[], bytes | None], done: Callable[[float], None]) -> None:
+    def __init__(
+        self, next_body: Callable[[], bytes | None], done: Callable[[float], None]
+    ) -> None:
         self._next_body = next_body
         self._done = done
         self._buffer = b""
@@ -205,7 +205,7 @@ def http_request(url: str, path: str, body: bytes, content_type: str) -> bytes:
     ).encode() + body
 
 
-async def closed_loop(url: str, requests: Sequence[bytes], concurrency: int) -> Load:
+async def closed_loop(url: str, requests: Iterable[bytes], concurrency: int) -> Load:
     """Sends `requests` over `concurrency` connections, each waiting for its answer."""
     loop = asyncio.get_running_loop()
     host, port = url.removeprefix("http://").split(":")

@@ -2,7 +2,7 @@
 
     python bench/serving_tax.py [--quick] [--json FILE]
 
-1. CPU per request of gateway, broker, worker and a runtime that computes nothing, at concurrency 64.
+1. CPU per request of gateway, broker, worker and a runtime that computes nothing, concurrency 64.
 2. Tokens per second of all-MiniLM-L6-v2 at saturation, over HTTP, against the same runtime called
    directly in a loop with the best batch size, interleaved in one run.
 3. Seconds from `shoal serve` to the first embedding, with everything installed and cached.
@@ -10,18 +10,31 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import multiprocessing
+import os
 import random
 import tempfile
 import time
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import uvloop
 from harness import Report, Server, closed_loop, http_request, median, options, serving
+from tokenizers import Tokenizer
+
+from shoal.catalog.load import load
+from shoal.catalog.resolve import model_spec, tokenizer_path
+from shoal.ipc.messages import RunItem
+from shoal.runtimes.registry import create
+
+MODEL = "all-minilm-l6-v2"
+PASSAGES = 2048
 
 NULL_MODEL = """\
 id: null-model
@@ -32,7 +45,7 @@ outputs: {dense: {dim: 8}}
 """
 
 # Words of one to three tokens each; lengths are drawn like those of real passages.
-WORDS = (
+WORDS = (  # noqa: SIM905 - prose reads better than a list
     "river market window engine letter garden signal bridge winter paper copper harbour lesson "
     "motor valley silver ticket doctor island planet cotton ladder mirror orange pencil rocket"
 ).split()
@@ -90,58 +103,142 @@ def _cpu_round(server: Server, request: bytes, count: int) -> dict[str, float]:
     }
 
 
-def _raw_loop(runtime: str, batch: int, count: int, seed: int, out: Any) -> None:
-    """In a process of its own: the bare runtime over tokenised passages, one thread."""
-    from tokenizers import Tokenizer
-
-    from shoal.catalog.load import load
-    from shoal.catalog.resolve import model_spec, tokenizer_path
-    from shoal.ipc.messages import RunItem
-    from shoal.runtimes.registry import create
-
-    entry = load(None).resolve("all-minilm-l6-v2")
+def _raw_loop(threads: int, batch: int, seconds: float, seed: int, pipe: Any) -> None:
+    """In a process of its own: the bare runtime over tokenised passages, again and again."""
+    entry = load(None).resolve(MODEL)
     cache = Path(tempfile.gettempdir()) / "shoal-bench-cache"
     cache.mkdir(exist_ok=True)
-    made = create(runtime, device="cpu", threads=1)
-    made.load(model_spec(entry, cache))
+    runtime = create(entry.runtime, device="cpu", threads=threads)
+    runtime.load(model_spec(entry, cache))
     tokenizer = Tokenizer.from_file(str(tokenizer_path(entry)))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    ids = [tokenizer.encode(text).ids[: entry.max_tokens] for text in passages(count, seed)]
-    items = [
-        RunItem(str(n), "encode", [len(i)], ids=msgspec.Raw(_u16(i)), id_bytes=2)  # type: ignore[arg-type]
-        for n, i in enumerate(ids)
-    ]
-    items = [RunItem(i.item, "encode", i.lengths, ids=bytes(i.ids), id_bytes=2) for i in items]
-    made.run(entry.key, items[:8])
-    out.send("ready")
-    out.recv()
-    begun_s = time.monotonic()
-    for start in range(0, len(items), batch):
-        made.run(entry.key, items[start : start + batch])
-    out.send((sum(len(i) for i in ids), time.monotonic() - begun_s))
+    items = []
+    for n, text in enumerate(passages(PASSAGES, seed)):
+        ids = tokenizer.encode(text).ids
+        items.append(RunItem(str(n), "encode", [len(ids)], ids=array("H", ids).tobytes()))
+    runtime.run(entry.key, items[:batch])
+    pipe.send("ready")
+    pipe.recv()
+    tokens, at, begun_s = 0, 0, time.monotonic()
+    while (took_s := time.monotonic() - begun_s) < seconds:
+        chosen = items[at : at + batch]
+        runtime.run(entry.key, chosen)
+        tokens += sum(item.lengths[0] for item in chosen)
+        at = (at + batch) % len(items)
+    pipe.send(tokens / took_s)
 
 
-def _u16(ids: list[int]) -> bytes:
-    return b"".join(i.to_bytes(2, "little") for i in ids)
-
-
-def raw_tokens_per_s(runtime: str, processes: int, batch: int, count: int) -> float:
-    """Tokens/s of `processes` bare loops side by side, each on one thread."""
+def raw_tokens_per_s(processes: int, threads: int, batch: int, seconds: float) -> float:
+    """Tokens/s of bare loops side by side, all at the same time."""
     context = multiprocessing.get_context("spawn")
-    pairs = []
-    for n in range(processes):
+    running = []
+    for seed in range(processes):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_raw_loop, args=(runtime, batch, count, n, theirs))
+        arguments = (threads, batch, seconds, seed, theirs)
+        process = context.Process(target=_raw_loop, args=arguments)
         process.start()
-        pairs.append((process, ours))
-    for _, pipe in pairs:
+        running.append((process, ours))
+    for _, pipe in running:
         pipe.recv()
-    for _, pipe in pairs:
+    for _, pipe in running:
         pipe.send("go")
-    rates = []
-    for process, pipe in pairs:
-        tokens, took_s = pipe.recv()
-        rates.append(tokens / took_s)
+    total = sum(float(pipe.recv()) for _, pipe in running)
+    for process, _ in running:
         process.join()
-    return sum(rates)
+    return total
+
+
+def served_tokens_per_s(
+    server: Server, per_request: int, concurrency: int, seconds: float
+) -> float:
+    """Tokens/s over HTTP in a closed loop that keeps the worker's windows full."""
+    texts = passages(PASSAGES, seed=7)
+    groups = [texts[i : i + per_request] for i in range(0, len(texts), per_request)]
+    packed = [msgspec.msgpack.encode({"model": MODEL, "inputs": group}) for group in groups]
+    requests = [http_request(server.url, "/v1/encode", p, "application/msgpack") for p in packed]
+
+    def endless() -> Iterator[bytes]:
+        give_up_s = time.monotonic() + seconds
+        for request in itertools.cycle(requests):
+            if time.monotonic() > give_up_s:
+                return
+            yield request
+
+    before = _counted(server)
+    load_done = uvloop.run(closed_loop(server.url, endless(), concurrency))
+    return (_counted(server) - before) / load_done.took_s
+
+
+def _counted(server: Server) -> float:
+    """Tokens that the gateway says its answers took, from /metrics."""
+    text = httpx.get(f"{server.url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("shoal_gateway_tokens_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def throughput(report: Report, *, quick: bool) -> None:
+    """Part 2: bare and served rounds in turn, so that a drifting machine touches both alike."""
+    rounds, seconds = (1, 3.0) if quick else (5, 8.0)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    layouts = [(cores, 1, 32), (cores, 1, 64), (cores, 1, 256), (1, cores, 64)]
+    if quick:
+        layouts = [(cores, 1, 64)]
+    raw: dict[tuple[int, int, int], list[float]] = {layout: [] for layout in layouts}
+    served: dict[tuple[int, int], list[float]] = {(1, 192): [], (16, 24): []}
+    with serving() as server:
+        for shape in served:
+            served_tokens_per_s(server, *shape, seconds=2.0)
+        for _ in range(rounds):
+            for layout, rates in raw.items():
+                rates.append(raw_tokens_per_s(*layout, seconds))
+            for shape, rates in served.items():
+                rates.append(served_tokens_per_s(server, *shape, seconds))
+    for (processes, threads, batch), rates in raw.items():
+        name = f"bare runtime, {processes} x {threads} thread(s), {batch} texts a call"
+        report.add(measure=name, **{"tokens/s": median(rates)})
+    best = max(raw.values(), key=median)
+    for (per_request, concurrency), rates in served.items():
+        ratios = [rate / base for rate, base in zip(rates, best, strict=True)]
+        report.add(
+            measure=f"served, {per_request} text(s) a request, concurrency {concurrency}",
+            **{"tokens/s": median(rates), "of the bare best": median(ratios)},
+        )
+    report.headline["served_over_raw"] = max(
+        median([r / b for r, b in zip(rates, best, strict=True)]) for rates in served.values()
+    )
+
+
+def first_answer(report: Report, model: str, name: str, *, quick: bool) -> None:
+    """Part 3."""
+    times = []
+    for _ in range(1 if quick else 3):
+        begun_s = time.monotonic()
+        with serving() as server:
+            body = {"model": model, "inputs": "a shoal of fish"}
+            answer = httpx.post(f"{server.url}/v1/encode", json=body, timeout=120)
+            took_s = time.monotonic() - begun_s
+            if answer.status_code != 200:
+                report.add(measure=f"first answer, {name}", seconds=answer.text[:60])
+                return
+            times.append((took_s, server.ready_s))
+    seconds, ready_s = (median([t[i] for t in times]) for i in (0, 1))
+    report.add(measure=f"first answer, {name}", seconds=seconds, **{"ready line": ready_s})
+    report.headline[f"first_answer_{name}_s"] = seconds
+
+
+def main() -> None:
+    """Runs all three parts."""
+    chosen = options(__doc__)
+    report = Report("What serving costs")
+    cpu_per_request(report, quick=chosen.quick)
+    throughput(report, quick=chosen.quick)
+    first_answer(report, MODEL, "onnx", quick=chosen.quick)
+    first_answer(report, f"{MODEL}-torch", "torch", quick=chosen.quick)
+    report.finish(chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.queue.connection import Address
 from shoal.queue.server import EmbeddedServer
+from tests.support.shoal_process import Serve
 
 
 class NatsServer:
@@ -46,6 +47,14 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a `shoal serve` with the demo models."""
+    server = Serve(tmp_path_factory.mktemp("live"))
+    yield server.url
+    assert server.leave() == 0, server.output
 
 
 def run(main: Coroutine[Any, Any, None], timeout_s: float = 30.0) -> None:

@@ -115,18 +115,18 @@ def test_serve_life_refuses_a_taken_port_and_a_taken_folder(serve):
     """A second start says what is in its way, in one line, with exit status 2."""
     port = serve.url.rpartition(":")[2]
     other = ShoalProcess("serve", "--port", port, "--data-dir", str(serve.folder / "other"))
-    assert other.process.wait(20) == 2
+    assert other.ended(20) == 2
     assert "port" in other.output
     assert "Traceback" not in other.output
     same = ShoalProcess("serve", "--port", "0", "--data-dir", str(serve.folder / "data"))
-    assert same.process.wait(20) == 2
+    assert same.ended(20) == 2
     assert "--data-dir" in same.output
 
 
 def test_serve_life_refuses_a_public_address_without_keys():
     """Nobody exposes an open API by accident."""
     public = ShoalProcess("serve", "--host", "0.0.0.0", "--port", "0")  # noqa: S104
-    assert public.process.wait(20) == 2
+    assert public.ended(20) == 2
     assert "--insecure" in public.output
 
 
@@ -148,7 +148,9 @@ def test_serve_life_ready_line_has_requests_that_answer(tmp_path):
 
 def test_serve_life_parts_run_alone_against_a_broker(nats_server, tmp_path):
     """`shoal gateway` and `shoal worker` work against a NATS server that someone else runs."""
-    (tmp_path / "echo.yaml").write_text(NULL_ENTRY.format(id="echo", options="{}"))
+    (tmp_path / "echo.yaml").write_text(
+        NULL_ENTRY.format(id="echo", options="{}") + "pool: alone\n"
+    )
     shared = ("--nats-url", nats_server.address.url, "--catalog", str(tmp_path), "--pool", "alone")
     token = {"SHOAL_NATS_TOKEN": nats_server.address.token}
     endpoint = tmp_path / "endpoint.json"

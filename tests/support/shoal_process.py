@@ -73,6 +73,10 @@ class ShoalProcess:
         """Signals the process and waits for its end; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float) -> int:
+        """Waits for the end of the process; returns the exit status."""
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
