@@ -28,7 +28,7 @@ def test_gateway_bad_input_names_are_unique():
 @pytest.mark.parametrize("bad", TABLE, ids=lambda bad: bad.name)
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
 def test_gateway_bad_input_is_a_clear_error(client, bad, accept):
-    """A wrong request gets a 4xx that names the field, in the form asked for; the next is served."""
+    """A wrong request gets a 4xx that names the field, in either form; the next is served."""
     response = bad.send(client, accept)
     assert response.headers["content-type"] == accept
     bad.check(response)

@@ -154,7 +154,7 @@ class App:
         return self._pages.get(route, path, visit.form)
 
     async def _task(self, visit: Visit, route: TaskRoute) -> Response:
-        if self._attendant.full:
+        if self._attendant.overfull:
             raise QueueFull(f"{self._settings.max_open_requests} requests are being answered")
         form = sent_form(visit.headers.get(b"content-type"))
         body = await visit.body(self._settings.max_body_bytes)

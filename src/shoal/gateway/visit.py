@@ -142,7 +142,7 @@ class Visit:
 class Attendant:
     """Watches the open visits that last longer than `GRACE_S`.
 
-    max_visits bounds the open ones; the caller asks `full` before it adds another.
+    max_visits bounds the open ones; the caller asks `overfull` once it has entered another.
     """
 
     def __init__(self, body_timeout_s: float, max_visits: int) -> None:
@@ -153,9 +153,9 @@ class Attendant:
         self.n_open = 0
 
     @property
-    def full(self) -> bool:
-        """Whether there is no room for another visit."""
-        return self.n_open >= self._max_visits
+    def overfull(self) -> bool:
+        """Whether more visits are open than may be; the latest should be turned away."""
+        return self.n_open > self._max_visits
 
     def enter(self, visit: Visit) -> None:
         """Takes up a visit, in its own task."""
