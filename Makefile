@@ -49,7 +49,7 @@ docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs
 
 bench: $(DEV) ## Every benchmark in its quick form
-	@set -e; for each in bench/*.py; do echo "== $$each"; $(BIN)/python $$each --quick; done
+	@set -e; for each in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$each"; $(BIN)/python $$each --quick; done
 
 clean: ## Remove caches and what a run left behind
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .shoal
