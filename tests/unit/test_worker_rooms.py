@@ -1,0 +1,206 @@
+"""The worker's small rooms: devices, lines, preparing items; and subjects in the queue."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.catalog.load import load
+from shoal.catalog.resolve import tokenizer_path
+from shoal.catalog.schema import Entry
+from shoal.core.types import Batch, Item
+from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, SettingsError
+from shoal.ipc.child import Backoff
+from shoal.ipc.messages import Traits
+from shoal.queue.topology import token
+from shoal.wire.envelope import Envelope, Inputs, Params
+from shoal.worker.devices import parse, usable_cores
+from shoal.worker.lines import FIRST_PULL, Line
+from shoal.worker.tokenise import Tokeniser, prepare
+
+IDS = Traits(accepts_ids=True, tasks=["encode"])
+TEXTS = Traits(accepts_ids=False, tasks=["encode"])
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    entry = load(None).resolve("all-minilm-l6-v2")
+    return entry, Tokeniser(tokenizer_path(entry), entry.max_tokens)
+
+
+def envelope(task="encode", **params):
+    return Envelope(
+        item="r.0",
+        request="r",
+        index=0,
+        of=1,
+        task=task,
+        model="m",
+        revision="1",
+        lane="interactive",
+        cost_tokens=1,
+        n_inputs=1,
+        deadline_s=0.0,
+        submitted_s=0.0,
+        reply="inbox",
+        params=Params(**params),
+    )
+
+
+def sequences(run_item):
+    ids, at, found = array("H", run_item.ids), 0, []
+    for length in run_item.lengths:
+        found.append(list(ids[at : at + length]))
+        at += length
+    return found
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_topology_tokens_are_injective_and_safe(a, b):
+    """Different model ids never share a subject, and no id can reach outside its token."""
+    assert (token(a) == token(b)) == (a == b)
+    assert not set(token(a)) & set(". *>\t")
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads", "names"),
+    [
+        ("cpu:3", 1, ["cpu#0", "cpu#1", "cpu#2"]),
+        ("cuda:0, cuda:1", 1, ["cuda:0", "cuda:1"]),
+        ("cpu:1,cuda:0", 2, ["cpu#0", "cuda:0"]),
+        ("cpu", usable_cores() * 4, ["cpu#0"]),
+    ],
+)
+def test_devices_parse_names_each_device(devices, threads, names):
+    """The setting becomes a list of devices; at least one."""
+    assert parse(devices, threads=threads) == names
+
+
+@pytest.mark.parametrize("devices", ["gpu", "cpu:0", "", "cuda:0,cuda:0"])
+def test_devices_parse_names_what_is_wrong(devices):
+    """A wrong device is an error of the settings."""
+    with pytest.raises(SettingsError, match="devices"):
+        parse(devices, threads=1)
+
+
+def test_backoff_doubles_and_forgets_after_a_good_run():
+    """Restarts slow down, up to a bound, and start anew after a healthy run."""
+    backoff = Backoff(first_s=0.1, most_s=0.5, healthy_s=10)
+    assert [backoff.after(0.0) for _ in range(4)] == [0.1, 0.2, 0.4, 0.5]
+    assert backoff.after(11.0) == 0.1
+
+
+def line(**more):
+    entry = Entry(id="m", tasks=["encode"], source="file:///")
+    return Line(entry, "interactive", devices=1, window_items=20, **more)
+
+
+def pull(one, delivered):
+    one.promised = one.next_pull()
+    for _ in range(delivered):
+        one.on_delivery()
+    one.on_pull_end()
+
+
+def test_line_pulls_more_after_full_pulls_and_little_after_empty_ones():
+    """A busy line grows its pulls, an idle one promises little."""
+    one = line()
+    assert one.next_pull() == FIRST_PULL
+    pull(one, FIRST_PULL)
+    assert one.next_pull() == 20 - FIRST_PULL  # twice as many, but for the window's room
+    for _ in range(FIRST_PULL):
+        one.on_prepared(5)
+    assert one.next_pull() == 2 * FIRST_PULL
+    pull(one, 0)
+    assert one.next_pull() == FIRST_PULL
+
+
+def test_line_never_holds_more_than_its_bound():
+    """What waits, runs and is being prepared all take room; none is left, nothing is pulled."""
+    one = line()
+    item = Item("a", "m", "interactive", (one.budget_tokens * 4,), 0.0, 0.0)
+    batch = Batch("m", (item,), item.tokens)
+    one.on_sent(batch)
+    assert one.next_pull() == 0
+    one.on_back(batch)
+    assert one.next_pull() > 0
+    one.promised = 3
+    assert one.next_pull() == 0  # one pull at a time
+
+
+def test_prepare_switches_off_the_files_own_padding_and_truncation(minilm):
+    """The file says 128 and pads to it; lengths here are the text's own."""
+    entry, tokeniser = minilm
+    made = prepare(entry, IDS, tokeniser, envelope(), Inputs(texts=["hello", "word " * 200]))
+    assert made.lengths == [3, 202]
+    assert sequences(made)[0] == [101, 7592, 102]
+
+
+def test_prepare_refuses_or_cuts_what_is_too_long(minilm):
+    """257 tokens are refused by the input's index, or cut with the last token still there."""
+    entry, tokeniser = minilm
+    inputs = Inputs(texts=["short", "word " * 255])
+    with pytest.raises(InputTooLong, match="257 tokens") as caught:
+        prepare(entry, IDS, tokeniser, envelope(), inputs)
+    assert caught.value.input_index == 1
+    made = prepare(entry, IDS, tokeniser, envelope(truncate=True), inputs)
+    assert (made.lengths, sequences(made)[1][-1]) == ([3, 256], 102)
+
+
+def test_prepare_checks_ids_that_the_caller_made(minilm):
+    """Ids outside the vocabulary are refused, over-long lists are refused or cut."""
+    entry, tokeniser = minilm
+    assert prepare(entry, IDS, tokeniser, envelope(), Inputs(ids=[[101, 5, 102]])).lengths == [3]
+    with pytest.raises(InvalidRequest, match="40000"):
+        prepare(entry, IDS, tokeniser, envelope(), Inputs(ids=[[101], [40000]]))
+    with pytest.raises(InputTooLong):
+        prepare(entry, IDS, tokeniser, envelope(), Inputs(ids=[[7] * 300]))
+    cut = prepare(entry, IDS, tokeniser, envelope(truncate=True), Inputs(ids=[[7] * 300]))
+    assert cut.lengths == [256]
+
+
+def test_prepare_lays_out_scores_pairs_and_joint_pairs(minilm):
+    """A query goes first, pairs alternate, and a joint model reads both texts at once."""
+    entry, tokeniser = minilm
+    score = Inputs(texts=["b", "c"], query="a")
+    shared = prepare(entry, IDS, tokeniser, envelope("score"), score)
+    assert (shared.layout, len(shared.lengths)) == ("shared", 3)
+    pairs = Inputs(texts=["b"], firsts=["a"])
+    laid = prepare(entry, IDS, tokeniser, envelope("classify"), pairs)
+    assert (laid.layout, len(laid.lengths)) == ("pairs", 2)
+    joint = msgspec.structs.replace(entry, scorer="joint")
+    read = prepare(joint, IDS, tokeniser, envelope("score"), score)
+    assert (read.layout, read.lengths, read.second_at) == ("single", [5, 5], [3, 3])
+
+
+def test_prepare_puts_prompts_before_texts(minilm):
+    """A named prompt, and those of the two sides of a score, are part of the sequence."""
+    entry, tokeniser = minilm
+    entry = msgspec.structs.replace(entry, prompts={"query": "q: ", "document": "d: "})
+    plain = prepare(entry, IDS, tokeniser, envelope(), Inputs(texts=["x"]))
+    asked = prepare(entry, IDS, tokeniser, envelope(prompt="query"), Inputs(texts=["x"]))
+    assert (plain.lengths, asked.lengths) == ([3], [5])
+    scored = prepare(entry, IDS, tokeniser, envelope("score"), Inputs(texts=["x"], query="x"))
+    assert scored.lengths == [5, 5]
+    with pytest.raises(InvalidRequest, match="prompt"):
+        prepare(entry, IDS, tokeniser, envelope(prompt="none"), Inputs(texts=["x"]))
+
+
+def test_prepare_sends_texts_to_a_runtime_without_ids(minilm):
+    """Such a runtime gets the texts, and token ids for it are the caller's error."""
+    entry, _ = minilm
+    made = prepare(entry, TEXTS, None, envelope(), Inputs(texts=["one two three four"]))
+    assert (made.texts, made.ids, made.lengths) == (["one two three four"], b"", [5])
+    with pytest.raises(InvalidRequest, match="token ids"):
+        prepare(entry, TEXTS, None, envelope(), Inputs(ids=[[1]]))
+
+
+def test_tokeniser_of_a_broken_file_is_a_model_fault(tmp_path):
+    """A file that is no tokenizer is a model that cannot be served, not a crash."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelUnavailable, match="no tokenizer"):
+        Tokeniser(tmp_path / "tokenizer.json", 16)
