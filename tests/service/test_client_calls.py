@@ -194,6 +194,22 @@ def test_client_never_crosses_answers(served):
     assert wrong + asyncio.run(main()) == []
 
 
+def test_client_survives_cancelled_calls(served):
+    """Tasks that are cancelled in the middle of an answer leave no dead connection behind."""
+
+    async def main():
+        async with AsyncClient(served.url) as client:
+            for _ in range(3):
+                tasks = [asyncio.create_task(client.encode("hold", "dense")) for _ in range(20)]
+                await asyncio.sleep(0.05)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                assert (await client.encode("a", "dense", timeout_s=5)).shape == (1, 8)
+
+    asyncio.run(main())
+
+
 def test_client_methods_are_the_same_on_both():
     """Both clients have every public method of the core, with its documentation."""
     names = {name for name in vars(Client) if not name.startswith("_")}

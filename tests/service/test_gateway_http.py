@@ -82,7 +82,7 @@ def test_gateway_http_takes_json_without_a_content_type(client):
 
 def test_gateway_http_passes_nul_and_odd_text_through(client, served):
     """NUL characters and text outside the basic plane reach the submit path as they were."""
-    texts = ["a\0b", "𝒳 🐟 \u202e", " ", "\n"]
+    texts = ["a\0b", "\U0001d4b3 🐟 \u202e", " ", "\n"]
     assert client.post("/v1/encode", json={**ENCODE, "inputs": texts}).status_code == 200
     assert served.submits.jobs[-1].inputs.texts == texts
 

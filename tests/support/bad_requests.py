@@ -115,17 +115,18 @@ def _bodies(dense: str) -> list[Bad]:
 
 
 def _fields(dense: str, classifier: str) -> list[Bad]:
+    return [
+        *_embeddings_fields(dense),
+        *_encode_fields(dense),
+        *_rerank_fields(dense),
+        *_task_fields(dense, classifier),
+    ]
+
+
+def _embeddings_fields(dense: str) -> list[Bad]:
     def embed(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
         body = {"model": dense, "input": "x"} | fields
         return Bad(name, "/v1/embeddings", _json(body), param=param, says=says)
-
-    def encode(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
-        body = {"model": dense, "inputs": "x"} | fields
-        return Bad(name, "/v1/encode", _json(body), param=param, says=says)
-
-    def rerank(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
-        body = {"model": dense, "query": "q", "documents": ["d"]} | fields
-        return Bad(name, "/v1/rerank", _json(body), param=param, says=says)
 
     def unknown(name: str, **fields: str) -> Bad:
         body = {"model": f"{dense}x", "input": "x"} | fields
@@ -146,7 +147,6 @@ def _fields(dense: str, classifier: str) -> list[Bad]:
         embed("unknown field", "dimension", "`dimensions`", dimension=4),
         embed("unknown field, far", "qqqqqqqq", "unknown field", qqqqqqqq=4),
         embed("unknown field of 1 MB", "x" * 400 + "...", "unknown field", **{"x" * 1_000_000: 1}),
-        encode("field of another route", "input", "`inputs`", input="x"),
         embed("dimensions 0", "dimensions", dimensions=0),
         embed("dimensions negative", "dimensions", dimensions=-1),
         embed("dimensions float", "dimensions", dimensions=4.0),
@@ -166,10 +166,29 @@ def _fields(dense: str, classifier: str) -> list[Bad]:
         embed("normalize number", "normalize", normalize=1),
         embed("user number", "user", user=1),
         embed("unknown prompt", "prompt", "known", prompt="nonsense"),
+    ]
+
+
+def _encode_fields(dense: str) -> list[Bad]:
+    def encode(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
+        body = {"model": dense, "inputs": "x"} | fields
+        return Bad(name, "/v1/encode", _json(body), param=param, says=says)
+
+    return [
+        encode("field of another route", "input", "`inputs`", input="x"),
         encode("unknown output", "outputs[0]", "dense, sparse", outputs=["spars"]),
         encode("output that the model lacks", "outputs[0]", "dense", outputs=["sparse"]),
         encode("no outputs", "outputs", outputs=[]),
         encode("outputs string", "outputs", outputs="dense"),
+    ]
+
+
+def _rerank_fields(dense: str) -> list[Bad]:
+    def rerank(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
+        body = {"model": dense, "query": "q", "documents": ["d"]} | fields
+        return Bad(name, "/v1/rerank", _json(body), param=param, says=says)
+
+    return [
         rerank("top_n 0", "top_n", top_n=0),
         rerank("top_n negative", "top_n", top_n=-3),
         rerank("top_n float", "top_n", top_n=1.5),
@@ -185,6 +204,11 @@ def _fields(dense: str, classifier: str) -> list[Bad]:
         rerank("document object empty", "documents[1]", documents=["a", {"text": ""}]),
         rerank("document without text", "documents[0].text", documents=[{}]),
         rerank("document with more", "documents[0].titel", documents=[{"text": "a", "titel": "b"}]),
+    ]
+
+
+def _task_fields(dense: str, classifier: str) -> list[Bad]:
+    return [
         Bad(
             "score without texts",
             "/v1/score",

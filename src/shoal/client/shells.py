@@ -20,6 +20,7 @@ import httpx
 from shoal import __version__, clock
 from shoal.client.core import Core, Options
 from shoal.client.exchange import Call, Lost, Policy, Reply, Send, Sleep, exchange
+from shoal.client.spread import AsyncSpread, Spread
 from shoal.core.types import Lane
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -71,13 +72,10 @@ class _Shell:
         self._connection: dict[str, Any] = {
             "base_url": self.base_url,
             "headers": {"user-agent": f"shoal/{__version__}", **(headers or {})},
-            "limits": httpx.Limits(
-                max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
-            ),
             # A proxy from the environment is for other machines than this one.
             "trust_env": urlsplit(self.base_url).hostname not in ("127.0.0.1", "localhost", "::1"),
+            "verify": httpx.create_ssl_context(),
         }
-
         self._open()
 
     def _open(self) -> None:
@@ -111,7 +109,8 @@ class Client(_Shell):
         self.close()
 
     def _open(self) -> None:
-        self._http = httpx.Client(**self._connection)
+        spread = Spread(MAX_CONNECTIONS, self._connection["verify"])
+        self._http = httpx.Client(mounts={"all://": spread}, **self._connection)
 
     def _run(self, call: Call[T]) -> T:
         steps = self._exchange(call)
@@ -155,7 +154,8 @@ class AsyncClient(_Shell):
         await self.close()
 
     def _open(self) -> None:
-        self._http = httpx.AsyncClient(**self._connection)
+        spread = AsyncSpread(MAX_CONNECTIONS, self._connection["verify"])
+        self._http = httpx.AsyncClient(mounts={"all://": spread}, **self._connection)
 
     async def _run(self, call: Call[T]) -> T:
         steps = self._exchange(call)
