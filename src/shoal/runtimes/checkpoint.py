@@ -87,7 +87,7 @@ def read_header(path: Path) -> dict[str, tuple[str, list[int], int, int]]:
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ModelUnavailable(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -102,7 +102,11 @@ def _checked(
     if dtype not in _DTYPES:
         raise ModelUnavailable(f"{path}: {name} has type {dtype}, which is not supported")
     want_bytes = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
-    if not data_at <= start <= end <= size_bytes or end - start != want_bytes:
+    if (
+        min(shape, default=0) < 0
+        or not data_at <= start <= end <= size_bytes
+        or end - start != want_bytes
+    ):
         raise ModelUnavailable(f"{path} is cut short or damaged: {name} does not lie within it")
     return dtype, shape, start, end
 

@@ -113,6 +113,7 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
         AttributeError,
         EOFError,
         LookupError,
+        RuntimeError,
         TypeError,
         ValueError,
     ) as error:

@@ -20,6 +20,7 @@ from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel, Network
+from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
 
 USUAL_FILES = ("model.safetensors", "model.onnx", "onnx/model.onnx")
@@ -51,8 +52,9 @@ class OnnxRuntime:
         self._models[spec.key] = LoadedModel(spec, network)
 
     def unload(self, key: str) -> None:
-        """Drops the model; its session and its mapped file go with it."""
-        self._models.pop(key, None)
+        """Drops the model, its session and its mapped file, and gives the memory back."""
+        if self._models.pop(key, None) is not None:
+            give_back()
 
     def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
         """Runs items of one loaded model."""

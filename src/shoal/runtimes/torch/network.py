@@ -11,7 +11,8 @@ Owns the computation. Does not own items (`shoal.runtimes.encoder`) or the check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -86,9 +87,10 @@ class TorchBert:
         # On the CPU the tensors lie on the mapped file itself: nothing is copied, and processes
         # that load the same checkpoint share its pages.
         arrays = {name: weights[name] for name in wanted}
-        self._weights = {
-            name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()
-        }
+        with _mapped_errors(spec.key):
+            self._weights = {
+                name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()
+            }
         distinct = {array.ctypes.data: array.nbytes for array in arrays.values()}
         self.memory_bytes = sum(distinct.values())
         if self.classifier is not None:
@@ -96,25 +98,22 @@ class TorchBert:
 
     def hidden(self, group: Sequence[TokenSequence]) -> Hidden:
         """Hidden states of a group: [tokens, d] packed, or [n, longest, d] padded."""
-        try:
-            with torch.inference_mode():
-                return self._packed(group) if self.packs else self._padded(group)
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"{self._where}: no memory for this batch") from error
-        except RuntimeError as error:
-            raise RunFailed(f"{self._where}: {error}") from error
+        with _mapped_errors(self._where), torch.inference_mode():
+            return self._packed(group) if self.packs else self._padded(group)
 
     def vocabulary(self, states: Floats) -> Floats:
         """SPLADE weights [n, vocab]: log(1 + relu(max over tokens of the logits))."""
         if not self._expands:
             raise RunFailed(f"{self._where} was loaded without its masked-language head")
-        with torch.inference_mode():
-            x = self._act(self._map(self._tensor(states).flatten(0, 1), MLM_TRANSFORM))
+        with _mapped_errors(self._where), torch.inference_mode():
+            x = self._rounded(self._tensor(states).flatten(0, 1))
+            x = self._act(self._map(x, MLM_TRANSFORM))
             x = self._norm(x, MLM_NORM)
             # Words by tokens: the maximum then runs along memory, and the product is faster too.
             # The bias and the logarithm do not move the maximum, and come after it.
-            logits = self._linear(self._weights[f"{MLM_DECODER}.weight"], x, None)
-            top = logits.view(-1, *states.shape[:2]).amax(dim=2).T
+            logits = self._linear.apply(self._weights[f"{MLM_DECODER}.weight"], x, None)
+            size = (states.shape[0], states.shape[1])
+            top = logits[:, : size[0] * size[1]].unflatten(1, size).amax(dim=2).T
             return _numpy(torch.log1p(torch.relu(top + self._weights[f"{MLM_DECODER}.bias"])))
 
     def _packed(self, group: Sequence[TokenSequence]) -> Hidden:
@@ -147,6 +146,8 @@ class TorchBert:
 
     def _layers(self, x: Tensor, attend: Attention) -> Tensor:
         """All encoder layers over x [tokens, d]; `attend` mixes within each sequence."""
+        tokens = len(x)
+        x = self._rounded(x)
         for layer in range(self._shape.layers):
             at = f"encoder.layer.{layer}"
             query, key, value = (
@@ -156,13 +157,18 @@ class TorchBert:
             x = self._norm(mixed + x, f"{at}.attention.output.LayerNorm")
             inner = self._act(self._map(x, f"{at}.intermediate.dense"))
             x = self._norm(self._map(inner, f"{at}.output.dense") + x, f"{at}.output.LayerNorm")
-        return x
+        return x[:tokens]
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """[n, d] with rows of zeros after it, up to a size that the linear map likes."""
+        more = self._linear.rows(len(x)) - len(x)
+        return functional.pad(x, (0, 0, 0, more)) if more else x
 
     def _attend_runs(
         self, runs: Sequence[tuple[int, int]], query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         """Attention of packed sequences: one call for each run of sequences of one length."""
-        mixed = torch.empty_like(query)
+        mixed = torch.zeros_like(query)
         end = 0
         for length, count in runs:
             start, end = end, end + length * count
@@ -178,7 +184,10 @@ class TorchBert:
         key: Tensor,
         value: Tensor,
     ) -> Tensor:
-        return self._attend(size, mask, query, key, value)
+        """Attention of padded rows, in one call."""
+        real = size[0] * size[1]
+        parts = (x[:real] for x in (query, key, value))
+        return functional.pad(self._attend(size, mask, *parts), (0, 0, 0, len(query) - real))
 
     def _attend(
         self, size: tuple[int, int], mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor
@@ -191,12 +200,24 @@ class TorchBert:
         return flat
 
     def _map(self, x: Tensor, name: str) -> Tensor:
-        return self._linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        return self._linear.apply(x, weight, bias)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
         normed: Tensor = functional.layer_norm(x, weight.shape, weight, bias, self._shape.norm_eps)
         return normed
+
+
+@contextmanager
+def _mapped_errors(where: str) -> Iterator[None]:
+    """Turns torch's errors into ours; its CPU allocator has no class of error of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise OutOfMemory(f"{where}: no memory left on the device") from error
+        raise RunFailed(f"{where}: {error}") from error
 
 
 def _numpy(x: Tensor) -> Floats:

@@ -21,6 +21,7 @@ from shoal.errors import ModelUnavailable, RuntimeUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
+from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
 
 USUAL_FILES = ("model.safetensors",)
@@ -66,8 +67,11 @@ class TorchRuntime:
         return self._packs if chosen == "auto" else bool(chosen)
 
     def unload(self, key: str) -> None:
-        """Drops the model; on CUDA the memory goes back to the device."""
-        if self._models.pop(key, None) is not None and self._device != "cpu":
+        """Drops the model and gives its memory back, on CUDA to the device."""
+        if self._models.pop(key, None) is None:
+            return
+        give_back()
+        if self._device != "cpu":
             import torch
 
             torch.cuda.empty_cache()
