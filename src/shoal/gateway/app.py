@@ -79,16 +79,9 @@ class App:
     def draining(self, value: bool) -> None:
         self._pages.draining = value
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI scope: a request, or the lifespan."""
-        if scope["type"] == "http":
-            await self._serve(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        else:
-            raise NotImplementedError(scope["type"])
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, kind: str, receive: Receive, send: Send) -> None:
+        if kind != "lifespan":
+            raise NotImplementedError(kind)
         await receive()
         attendant = asyncio.create_task(self._attendant.run(), name="gateway-attendant")
         await send({"type": "lifespan.startup.complete"})
@@ -97,7 +90,11 @@ class App:
         attendant.cancel()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI scope: a request, or the lifespan."""
+        if scope["type"] != "http":
+            await self._lifespan(scope["type"], receive, send)
+            return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         visit = Visit(headers, request_id(headers.get(b"x-request-id")), receive, send)
         path: str = scope["path"]

@@ -118,7 +118,7 @@ def embeddings_answer(
     """The answer in OpenAI's shape."""
     rows = dense_rows(answer.result)
     if body.encoding_format == "base64":
-        data = [Embedding(index=i, embedding=base64(row)) for i, row in enumerate(rows)]
+        data = [Embedding(index=i, embedding=base64(row, form)) for i, row in enumerate(rows)]
     else:
         data = [
             Embedding(index=i, embedding=numbers(Array("float32", [len(row) // 4], row), form))

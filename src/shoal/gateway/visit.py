@@ -83,30 +83,19 @@ class Visit:
         length = self.headers.get(b"content-length")
         if length is not None and int(length) > max_bytes:
             raise _too_large(max_bytes)
-        message = await self._next()
-        body: bytes = message["body"]
-        if message["more_body"]:
-            parts = [body]
-            while True:
-                self.in_bytes += len(parts[-1])
-                if self.in_bytes > max_bytes:
-                    raise _too_large(max_bytes)
-                if not message["more_body"]:
-                    break
-                message = await self._next()
-                parts.append(message["body"])
-            body = b"".join(parts)
-        elif len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        self.in_bytes = len(body)
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await self.receive()
+            if message["type"] != "http.request":
+                raise ClientGone("the client left before its body was there")
+            parts.append(message["body"])
+            more = message["more_body"]
+            self.in_bytes += len(parts[-1])
+            if self.in_bytes > max_bytes:
+                raise _too_large(max_bytes)
         self.body_read = True
-        return body
-
-    async def _next(self) -> Message:
-        message = await self.receive()
-        if message["type"] != "http.request":
-            raise ClientGone("the client left before its body was there")
-        return message
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def end(self, why: ShoalError) -> None:
         """Cancels the visit's task, for a reason that it can tell from a foreign cancellation."""
