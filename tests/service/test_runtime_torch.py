@@ -68,7 +68,7 @@ def test_the_trial_picks_one_of_the_two():
 
 
 def test_rows_are_rounded_to_few_sizes():
-    """4,096 row counts become 44, since oneDNN keeps code for each; stock computes what is asked."""
+    """4,096 row counts become 44, as oneDNN keeps code for each; stock takes them as they are."""
     sizes = {ONEDNN.rows(n) for n in range(1, 4097)}
     assert len(sizes) == 44
     assert all(0 <= ONEDNN.rows(n) - n < 256 for n in range(1, 4097))
