@@ -10,7 +10,9 @@ from tests.support.bad_requests import bad_requests
 from tests.support.gateway_server import gateway_server
 
 LIMITS = {"max_body_bytes": 2_000_000}
-TABLE = bad_requests("dense", "colours", GatewaySettings(**LIMITS))
+TABLE = bad_requests(
+    "dense", GatewaySettings(**LIMITS), classifier="colours", pair_classifier="pairs"
+)
 
 
 @pytest.fixture(scope="module")

@@ -116,10 +116,14 @@ def test_encode_default_output_is_the_models_first():
     ]
 
 
-def test_encode_dimensions_need_a_dense_output():
-    """`dimensions` for a model without dense vectors is refused, not ignored."""
-    with pytest.raises(InvalidRequest):
-        native.encode_job(native.EncodeRequest("sparse", "x", dimensions=4), asked())
+@pytest.mark.parametrize("name", ["dimensions", "normalize"])
+@pytest.mark.parametrize(("model", "outputs"), [("sparse", None), ("org/both", ["sparse"])])
+def test_encode_refuses_dense_options_without_dense_output(model, outputs, name):
+    """`dimensions` and `normalize` without dense vectors are refused, not ignored."""
+    body = native.EncodeRequest(model, "x", outputs=outputs, **{name: 1})
+    with pytest.raises(InvalidRequest) as refused:
+        native.encode_job(body, asked())
+    assert refused.value.param == name
 
 
 def test_embeddings_of_a_sparse_model_name_the_other_route():
@@ -167,6 +171,14 @@ def test_sparse_rows_are_cut_by_their_counts():
         "shape": [1],
         "data": b"\x07\0\0\0",
     }
+
+
+def test_models_name_only_the_endpoints_that_serve_them():
+    """A model card lists /v1/embeddings only where the model gives dense vectors."""
+    served = {e.id: openai.model_card(CATALOG, e.id, {}).endpoints for e in CATALOG.entries}
+    assert served["sparse"] == ["/v1/encode"]
+    assert served["org/both"] == ["/v1/embeddings", "/v1/encode"]
+    assert served["colours"] == ["/v1/classify"]
 
 
 def test_openapi_is_valid_and_complete():

@@ -44,6 +44,7 @@ ENDPOINTS: Final[Mapping[Task, tuple[str, ...]]] = {
     "classify": ("/v1/classify",),
 }
 
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # A number is cheaper than a random id per request, and as unique behind a random prefix.
@@ -56,6 +57,14 @@ def request_id(header: bytes | None) -> str:
     if header is not None and _REQUEST_ID.fullmatch(header):
         return header.decode("ascii")
     return f"{_prefix}-{next(_numbers):x}"
+
+
+def endpoints(entry: Entry) -> list[str]:
+    """The task routes that a model serves."""
+    paths = [path for task in entry.tasks for path in ENDPOINTS[task]]
+    if "dense" not in entry.outputs and "/v1/embeddings" in paths:
+        paths.remove("/v1/embeddings")
+    return paths
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -75,9 +84,9 @@ class Ask(msgspec.Struct, frozen=True):
         """
         entry = self.catalog.resolve(model)
         if task not in entry.tasks:
-            served = ", ".join(path for t in entry.tasks for path in ENDPOINTS[t])
             raise InvalidRequest(
-                f"model `{entry.id}` does not serve this endpoint; it serves {served}",
+                f"model `{entry.id}` does not serve this endpoint; it serves "
+                f"{', '.join(endpoints(entry))}",
                 param="model",
             )
         return entry

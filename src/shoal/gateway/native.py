@@ -80,8 +80,11 @@ def encode_job(body: EncodeRequest, ask: Ask) -> Job:
     entry = ask.entry(body.model, "encode")
     inputs = ask.texts_or_ids(body.inputs, "inputs")
     outputs = _outputs(entry, body.outputs)
+    for name in ("dimensions", "normalize"):
+        if getattr(body, name) is not None and "dense" not in outputs:
+            raise InvalidRequest(f"`{name}` is for dense vectors, and none are asked", param=name)
     if body.dimensions is not None:
-        check_dimensions(entry, body.dimensions, "this endpoint without `dimensions`")
+        check_dimensions(entry, body.dimensions)
     params = Params(
         outputs=outputs,
         prompt=body.prompt,

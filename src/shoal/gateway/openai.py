@@ -16,7 +16,7 @@ from shoal.catalog.schema import Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.core.types import Task
 from shoal.errors import InvalidRequest
-from shoal.gateway.ask import ENDPOINTS, Ask, ModelName, TextsOrIds
+from shoal.gateway.ask import Ask, ModelName, TextsOrIds, endpoints
 from shoal.gateway.forms import Form
 from shoal.gateway.jobs import Answer, Job
 from shoal.gateway.respond import base64, dense_rows, numbers
@@ -101,7 +101,7 @@ def embeddings_job(body: EmbeddingsRequest, ask: Ask) -> Job:
     """The job that a request asks for."""
     entry = ask.entry(body.model, "encode")
     inputs = ask.texts_or_ids(body.input, "input")
-    check_dimensions(entry, body.dimensions, "/v1/encode")
+    check_dimensions(entry, body.dimensions)
     params = Params(
         outputs=["dense"],
         prompt=body.prompt,
@@ -129,13 +129,13 @@ def embeddings_answer(
     )
 
 
-def check_dimensions(entry: Entry, dimensions: int | None, other: str) -> None:
+def check_dimensions(entry: Entry, dimensions: int | None) -> None:
     """Raises `InvalidRequest` unless the entry gives dense vectors of so many dimensions."""
     dense = entry.outputs.get("dense")
     if dense is None:
         raise InvalidRequest(
             f"model `{entry.id}` gives no dense vectors, only {', '.join(entry.outputs)}; "
-            f"ask {other} for those",
+            "/v1/encode gives those",
             param="model",
         )
     if dimensions is not None and dimensions > dense.dim:
@@ -192,7 +192,7 @@ def _card(entry: Entry, states: Mapping[str, str]) -> ModelCard:
         id=entry.id,
         revision=entry.revision,
         tasks=list(entry.tasks),
-        endpoints=[path for task in entry.tasks for path in ENDPOINTS[task]],
+        endpoints=endpoints(entry),
         max_tokens=entry.max_tokens,
         runtime=entry.runtime,
         state=states.get(entry.id, "cold"),
