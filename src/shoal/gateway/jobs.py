@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from shoal.catalog.schema import Entry
 from shoal.core.types import Lane, Task
 from shoal.wire.envelope import Inputs, Params, Result, Timing
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One task on one model: all inputs of an HTTP request, checked and not yet split.
 
     deadline_s is wall-clock seconds since the epoch.

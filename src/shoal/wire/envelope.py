@@ -110,9 +110,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def of(cls, error: ShoalError) -> Failure:
         """The wire form of an error."""
-        return cls(
-            error.code, error.message, error.param, error.retry_after_s, error.input_index
-        )
+        return cls(error.code, error.message, error.param, error.retry_after_s, error.input_index)
 
     def error(self) -> ShoalError:
         """The error again, of the class that its code names."""
