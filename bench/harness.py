@@ -39,14 +39,25 @@ class Report:
         """Adds a row."""
         self.rows.append(row)
 
+    def _parts(self) -> list[tuple[list[str], list[dict[str, Any]]]]:
+        """Rows with the same columns, as tables of their own."""
+        parts: list[tuple[list[str], list[dict[str, Any]]]] = []
+        for row in self.rows:
+            if not parts or not (set(row) <= set(parts[-1][0]) or set(row) >= set(parts[-1][0])):
+                parts.append((list(row), []))
+            names, rows = parts[-1]
+            names += [name for name in row if name not in names]
+            rows.append(row)
+        return parts
+
     def finish(self, options: argparse.Namespace) -> None:
         """Prints the table, and writes the file that `--json` names."""
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        table = Table(*names, title=self.title)
-        for row in self.rows:
-            table.add_row(*(_cell(row.get(name, "")) for name in names))
-        console = Console(width=140)
-        console.print(table)
+        console = Console(width=160)
+        for n, (names, rows) in enumerate(self._parts()):
+            table = Table(*names, title=None if n else self.title, title_justify="left")
+            for row in rows:
+                table.add_row(*(_cell(row.get(name, "")) for name in names))
+            console.print(table)
         for name, number in self.headline.items():
             console.print(f"{name} = {number:.4g}")
         if options.json:

@@ -2,7 +2,8 @@
 
     python bench/serving_tax.py [--quick] [--json FILE]
 
-1. CPU per request of gateway, broker, worker and a runtime that computes nothing, concurrency 64.
+1. CPU per request of gateway, broker, worker and a runtime that computes nothing, at concurrency
+   64; beside it what a bare uvicorn application costs on this machine at this moment.
 2. Tokens per second of all-MiniLM-L6-v2 at saturation, over HTTP, against the same runtime called
    directly in a loop with the best batch size, interleaved in one run.
 3. Seconds from `shoal serve` to the first embedding, with everything installed and cached.
@@ -10,11 +11,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
 import os
 import random
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 from array import array
@@ -24,6 +29,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import uvloop
 from harness import Report, Server, closed_loop, http_request, median, options, serving
 from tokenizers import Tokenizer
@@ -59,8 +65,48 @@ def passages(count: int, seed: int) -> list[str]:
     return [" ".join(rng.choice(WORDS) for _ in range(n)) for n in lengths]
 
 
+YARDSTICK = """
+import sys, uvicorn
+async def app(scope, receive, send):
+    await receive()
+    length = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": length})
+    await send({"type": "http.response.body", "body": b"ok"})
+uvicorn.run(app, port=int(sys.argv[1]), http="httptools", loop="uvloop", ws="none", lifespan="off",
+            access_log=False, log_level="error", proxy_headers=False)
+"""
+
+
+def yardstick(report: Report, *, quick: bool) -> None:
+    """What a bare uvicorn application costs here: machines differ, and busy ones more."""
+    count = 4_000 if quick else 20_000
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", YARDSTICK, str(port)])
+    url = f"http://127.0.0.1:{port}"
+    request = http_request(url, "/", b"a shoal of fish", "text/plain")
+    try:
+        give_up_s = time.monotonic() + 10
+        while time.monotonic() < give_up_s:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+        used = psutil.Process(process.pid)
+        costs = []
+        for _ in range(3):
+            before = sum(used.cpu_times()[:2])
+            uvloop.run(closed_loop(url, [request] * count, CONCURRENCY))
+            costs.append(1e6 * (sum(used.cpu_times()[:2]) - before) / count)
+    finally:
+        process.kill()
+        process.wait()
+    report.add(measure="CPU us/request, bare uvicorn as a yardstick", gateway=median(costs))
+    report.headline["cpu_us_bare_uvicorn"] = median(costs)
+
+
 def cpu_per_request(report: Report, *, quick: bool) -> None:
     """Part 1."""
+    yardstick(report, quick=quick)
     rounds, per_round = (2, 4_000) if quick else (5, 20_000)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "null.yaml").write_text(NULL_MODEL)
