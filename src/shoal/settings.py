@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from shoal.core.lanes import DEFAULT_LANES
+
 PREFIX = "SHOAL_"
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -44,6 +46,13 @@ class QueueSettings:
         Meta(description="Folder of catalog entries (*.yaml); the built-in demo when left out."),
     ] = None
     pool: Annotated[str, Meta(description="Pool of workers to serve or to send to.")] = "default"
+    lanes: Annotated[
+        str,
+        Meta(
+            description="Lanes as name:weight:quantum:age, the default first: share of device "
+            "time, longest batch, and the wait that counts as one quantum."
+        ),
+    ] = DEFAULT_LANES
     storage: Annotated[
         Literal["file", "memory"], Meta(description="Where the broker keeps queued work.")
     ] = "file"
@@ -123,6 +132,10 @@ class WorkerSettings(QueueSettings):
     window_items: Annotated[
         Count, Meta(description="Items held per model and lane to form batches from.")
     ] = 256
+    policy: Annotated[
+        Literal["fair", "oldest", "fifo32", "window64", "buckets"],
+        Meta(description="How batches are chosen; all but `fair` are there to be compared with."),
+    ] = "fair"
     load_timeout_s: Annotated[Seconds, Meta(description="Longest time a model may load.")] = 300.0
     drain_s: Annotated[Seconds, Meta(description="Time for held items to finish on shutdown.")] = (
         10.0

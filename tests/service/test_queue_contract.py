@@ -52,7 +52,9 @@ class Pool:
     def __init__(self, kind: str, server) -> None:
         self.kind, self.server = kind, server
         self.broker = MemoryBroker(LIMITS)
-        self.topology = Topology(f"t{uuid.uuid4().hex[:8]}", "file", 1, LIMITS)
+        self.topology = Topology(
+            f"t{uuid.uuid4().hex[:8]}", "file", 1, LIMITS, ("interactive", "bulk")
+        )
         self.opened: list[Queue] = []
 
     async def queue(self) -> Queue:

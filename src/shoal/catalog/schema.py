@@ -49,6 +49,18 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_tokens: Annotated[
         Positive, Meta(description="Most padded tokens in one forward pass.")
     ] = 1024
+    max_batch_tokens: Annotated[
+        Positive,
+        Meta(description="Most padded tokens in one batch, whatever the lane's quantum allows."),
+    ] = 65_536
+    tokens_per_s: Annotated[
+        float,
+        Meta(gt=0, description="First guess of a device's speed, until batches were measured."),
+    ] = 5_000.0
+    launch_ms: Annotated[
+        float,
+        Meta(ge=0, description="First guess of what a forward pass costs before its tokens."),
+    ] = 3.0
     bytes_per_token: Annotated[
         float,
         Meta(gt=0, description="Bytes of UTF-8 text per token: the gateway estimates cost by it."),
@@ -119,6 +131,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive, Meta(description="Estimate of the memory it needs, until it is measured.")
     ] = 256
     profile: Annotated[Profile, Meta(description="Tuned numbers.")] = Profile()
+    weight: Annotated[
+        float, Meta(gt=0, description="Share of device time beside other models that want some.")
+    ] = 1.0
     pool: Annotated[Pool, Meta(description="Pool of workers that serves it.")] = "default"
     pinned: Annotated[
         bool, Meta(description="Load it when a worker starts, before the first request.")

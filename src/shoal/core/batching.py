@@ -1,26 +1,28 @@
-"""Which items run together: the first batch former.
+"""Which items of a line run together.
 
 Owns the length partition and the look-ahead window of one (model, lane). Pure: time is an
-argument. Does not own pulling, devices or the choice among models beyond the oldest head.
+argument. Does not own pulling, devices, or which line is next (`schedule`).
 
 The cost of running sequences as one padded block is `launch + longest * count` tokens: every
 sequence is padded to the longest, and each forward pass has a fixed price. Sorted by length, an
 optimal partition has contiguous blocks, so one pass of dynamic programming finds it:
 F[i] = min over j of F[j] + launch + longest_i * (count of j..i).
+The window keeps its items by length, so that pass runs over the distinct lengths and not over the
+items: its price hardly grows with the window.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 
-from shoal.core.types import Batch, Item, Lane
+from shoal.core.types import Item, Lane
 
 LAUNCH_TOKENS = 32
-BULK_HANDICAP_S = 1.0
 
 
 def _blocks(
-    sizes: Sequence[tuple[int, int]], budget_tokens: int, launch_tokens: int
+    sizes: Sequence[tuple[int, int]], budget_tokens: int, launch_tokens: float
 ) -> list[tuple[int, int]]:
     """Cuts `sizes`, (length, count) pairs in ascending length, into the cheapest blocks.
 
@@ -56,7 +58,7 @@ def _blocks(
 
 
 def partition(
-    lengths_tokens: Sequence[int], budget_tokens: int, launch_tokens: int = LAUNCH_TOKENS
+    lengths_tokens: Sequence[int], budget_tokens: int, launch_tokens: float = LAUNCH_TOKENS
 ) -> list[list[int]]:
     """Groups sequences into padded forward passes: lists of indices, short ones first.
 
@@ -71,107 +73,167 @@ def partition(
 class Window:
     """The look-ahead of one (model, lane): items that are here and not running.
 
-    `next_batch` always includes the oldest item, so an item waits for at most the items that were
-    here before it. Among the rest it takes those whose length is near the oldest's, as far as the
-    optimal partition of the whole window puts them into the same block.
-    With `packing` (a runtime that runs ragged sequences without padding) lengths do not matter:
-    oldest first until the budget is reached.
+    Every method costs at most the logarithm of the window, but for `take`, which costs what the
+    number of distinct lengths does.
     """
 
-    def __init__(
-        self,
-        model: str,
-        lane: Lane,
-        *,
-        budget_tokens: int,
-        max_items: int,
-        packing: bool = False,
-        launch_tokens: int = LAUNCH_TOKENS,
-    ) -> None:
+    def __init__(self, model: str, lane: Lane, *, max_items: int) -> None:
         self.model = model
         self.lane = lane
         self.max_items = max_items
         self.tokens = 0
-        self._budget_tokens = budget_tokens
-        self._launch_tokens = launch_tokens
-        self._packing = packing
         self._items: dict[str, Item] = {}
+        self._by_length: dict[int, dict[str, Item]] = {}
+        self._sequences: dict[int, int] = {}
+        self._by_tenant: dict[str, dict[str, Item]] = {}
+        self._served: dict[str, float] = {}
+        self._starts: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         return len(self._items)
 
-    @property
-    def head(self) -> Item | None:
-        """The oldest item."""
-        return next(iter(self._items.values()), None)
+    def __contains__(self, item_id: object) -> bool:
+        return item_id in self._items
 
     def ids(self) -> list[str]:
         """The ids of all items, oldest first."""
         return list(self._items)
 
-    def add(self, item: Item) -> bool:
-        """Takes an item in; False when the window is full or holds the item already."""
+    @property
+    def oldest(self) -> Item | None:
+        """The item that has been here longest."""
+        return next(iter(self._items.values()), None)
+
+    @property
+    def head(self) -> Item | None:
+        """The oldest item of the tenant that was served least."""
+        if len(self._by_tenant) <= 1:
+            return self.oldest
+        tenant = min(self._by_tenant, key=lambda t: self._served[t])
+        return next(iter(self._by_tenant[tenant].values()))
+
+    def add(self, item: Item, latest_start_s: float) -> bool:
+        """Takes an item in; False when the window is full or holds the item already.
+
+        latest_start_s: the moment after which it cannot be done by its deadline.
+        """
         if len(self._items) >= self.max_items or item.id in self._items:
             return False
         self._items[item.id] = item
         self.tokens += item.tokens
+        length = item.longest_tokens
+        self._by_length.setdefault(length, {})[item.id] = item
+        self._sequences[length] = self._sequences.get(length, 0) + len(item.lengths_tokens)
+        if item.tenant not in self._by_tenant:
+            self._by_tenant[item.tenant] = {}
+            # Whoever comes anew starts level with the least served, and has nothing saved up.
+            floor = min((self._served[t] for t in self._by_tenant if t in self._served), default=0)
+            self._served = {t: s for t, s in self._served.items() if t in self._by_tenant}
+            self._served[item.tenant] = max(self._served.get(item.tenant, 0.0), floor)
+        self._by_tenant[item.tenant][item.id] = item
+        heapq.heappush(self._starts, (latest_start_s, item.id))
+        if len(self._starts) > 2 * self.max_items:  # entries of items that left by another door
+            self._starts = [entry for entry in self._starts if entry[1] in self._items]
+            heapq.heapify(self._starts)
         return True
 
     def remove(self, item_ids: Iterable[str]) -> list[Item]:
-        """Takes items out (cancelled ones); ids that are not here are passed over."""
-        gone = [self._items.pop(i) for i in item_ids if i in self._items]
-        self.tokens -= sum(item.tokens for item in gone)
+        """Takes items out; ids that are not here are passed over."""
+        gone: list[Item] = []
+        for item_id in item_ids:
+            item = self._items.pop(item_id, None)
+            if item is None:
+                continue
+            gone.append(item)
+            self.tokens -= item.tokens
+            length = item.longest_tokens
+            bucket = self._by_length[length]
+            del bucket[item_id]
+            self._sequences[length] -= len(item.lengths_tokens)
+            if not bucket:
+                del self._by_length[length], self._sequences[length]
+            tenants = self._by_tenant[item.tenant]
+            del tenants[item_id]
+            if not tenants:
+                del self._by_tenant[item.tenant]
         return gone
 
     def expire(self, now: float) -> list[Item]:
-        """Takes out the items whose deadline has passed at `now` (wall-clock seconds)."""
-        return self.remove([i.id for i in self._items.values() if i.deadline_s <= now])
+        """Takes out the items that cannot be done by their deadlines any more."""
+        late: list[str] = []
+        while self._starts and self._starts[0][0] <= now:
+            late.append(heapq.heappop(self._starts)[1])
+        return self.remove(late)
 
-    def next_batch(self) -> Batch | None:
-        """The oldest item and its best company; None when there is nothing here."""
-        if not self._items:
-            return None
-        chosen = self._fifo() if self._packing else self._block_of_head()
+    def most_urgent(self) -> tuple[float, Item] | None:
+        """The latest start that comes first, and its item."""
+        while self._starts:
+            latest_start_s, item_id = self._starts[0]
+            item = self._items.get(item_id)
+            if item is not None:
+                return latest_start_s, item
+            heapq.heappop(self._starts)
+        return None
+
+    def take(
+        self, first: Item, *, budget_tokens: int, launch_tokens: float, packing: bool
+    ) -> list[Item]:
+        """Takes out `first` and its best company within the budget.
+
+        With packing (a runtime that pads nothing): the oldest items, up to true tokens.
+        Without: the block of the optimal partition of the window that holds `first`.
+        """
+        chosen = (
+            self._oldest_with(first, budget_tokens)
+            if packing
+            else self._block_of(first, budget_tokens, launch_tokens)
+        )
         self.remove([item.id for item in chosen])
-        return Batch(self.model, tuple(chosen), self._cost(chosen))
+        for item in chosen:
+            if item.tenant in self._served:
+                self._served[item.tenant] += item.tokens
+        return chosen
 
-    def _cost(self, items: Sequence[Item]) -> int:
-        if self._packing:
-            return sum(item.tokens for item in items)
-        longest = max(item.longest_tokens for item in items)
-        return longest * sum(len(item.lengths_tokens) for item in items)
-
-    def _fifo(self) -> list[Item]:
-        chosen: list[Item] = []
-        tokens = 0
+    def _oldest_with(self, first: Item, budget_tokens: int) -> list[Item]:
+        chosen, tokens = [first], first.tokens
         for item in self._items.values():
-            if chosen and tokens + item.tokens > self._budget_tokens:
+            if item is first:
+                continue
+            if tokens + item.tokens > budget_tokens:
                 break
             chosen.append(item)
             tokens += item.tokens
         return chosen
 
-    def _block_of_head(self) -> list[Item]:
-        items = list(self._items.values())
-        order = sorted(range(len(items)), key=lambda i: items[i].longest_tokens)
-        sizes = [(items[i].longest_tokens, len(items[i].lengths_tokens)) for i in order]
-        head_at = order.index(0)
-        for start, end in _blocks(sizes, self._budget_tokens, self._launch_tokens):
-            if start <= head_at < end:
-                return [items[i] for i in sorted(order[start:end])]
-        return [items[0]]
+    def _block_of(self, first: Item, budget_tokens: int, launch_tokens: float) -> list[Item]:
+        at = first.longest_tokens
+        if at * self._sequences[at] >= budget_tokens:
+            return self._fill(first, [at], budget_tokens)  # full without any padding
+        # A length that fills blocks alone is a wall: nothing gains by padding across it.
+        lengths: list[int] = []
+        for length in sorted(self._by_length):
+            if length * self._sequences[length] >= budget_tokens:
+                if length > at:
+                    break
+                lengths = []
+            else:
+                lengths.append(length)
+        sizes = [(length, self._sequences[length]) for length in lengths]
+        for start, end in _blocks(sizes, budget_tokens, launch_tokens):
+            if sizes[start][0] <= at <= sizes[end - 1][0]:
+                return self._fill(first, lengths[start:end], budget_tokens)
+        return [first]
 
-
-def oldest_head(windows: Iterable[Window]) -> Window | None:
-    """The window to serve next: the oldest head, bulk heads counted as arrived a little later.
-
-    Work in the bulk lane yields to interactive work that came up to `BULK_HANDICAP_S` after it,
-    and to none that came later, so neither lane starves.
-    """
-
-    def virtual_arrival_s(window: Window) -> float:
-        head = window.head
-        arrived_s = head.arrived_s if head else float("inf")
-        return arrived_s + (BULK_HANDICAP_S if window.lane == "bulk" else 0.0)
-
-    return min((w for w in windows if len(w)), key=virtual_arrival_s, default=None)
+    def _fill(self, first: Item, lengths: Sequence[int], budget_tokens: int) -> list[Item]:
+        """`first`, then the items of these lengths, oldest first in each, within the budget."""
+        chosen, count = [first], len(first.lengths_tokens)
+        longest = lengths[-1]
+        for length in lengths:
+            for item in self._by_length[length].values():
+                if item is first:
+                    continue
+                if longest * (count + len(item.lengths_tokens)) > budget_tokens:
+                    return chosen
+                chosen.append(item)
+                count += len(item.lengths_tokens)
+        return chosen

@@ -1,7 +1,7 @@
 """The nouns that policies speak of.
 
-Owns Item (the unit that is queued, batched and answered), Batch, and the Task and Lane names.
-Does not own the wire form of any of them (`shoal.wire`).
+Owns Item (the unit that is queued, batched and answered), Batch, and the names of tasks. Does not
+own the wire form of any of them (`shoal.wire`) or the lanes (`lanes`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.core.cost import Work
+
 Task = Literal["encode", "score", "classify"]
 TASKS: tuple[Task, ...] = ("encode", "score", "classify")
 
-Lane = Literal["interactive", "bulk"]
-LANES: tuple[Lane, ...] = ("interactive", "bulk")
+Lane = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Item:
     """One queued unit of work, as a policy sees it.
 
     `lengths_tokens` has the exact length of every sequence that the item needs run (a pair head
-    that encodes a query and n documents has n + 1). `deadline_s` is wall-clock seconds.
+    that encodes a query and n documents has n + 1). `deadline_s` and `arrived_s` are on the same
+    clock as every `now` that a policy is given.
     """
 
     id: str
@@ -30,6 +32,7 @@ class Item:
     lengths_tokens: tuple[int, ...]
     deadline_s: float
     arrived_s: float
+    tenant: str = ""
 
     @property
     def longest_tokens(self) -> int:
@@ -44,8 +47,21 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Items of one model that run together. `padded_tokens` is an upper bound of their cost."""
+    """Items of one model that run together on one device.
+
+    work: what the device will compute. expected_s: device seconds by the cost model.
+    block_tokens: the most padded tokens of one forward pass; the runtime cuts the batch into
+    passes of similar length within it. 0: the whole batch is one padded pass.
+    """
 
     model: str
+    lane: Lane
     items: tuple[Item, ...]
-    padded_tokens: int
+    work: Work
+    expected_s: float
+    block_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Useful tokens."""
+        return sum(item.tokens for item in self.items)

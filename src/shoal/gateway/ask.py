@@ -19,7 +19,8 @@ from msgspec import Meta
 from shoal import clock
 from shoal.catalog.schema import Entry
 from shoal.catalog.snapshot import Snapshot
-from shoal.core.types import LANES, Lane, Task
+from shoal.core.lanes import DEFAULT_LANES, parse_lanes
+from shoal.core.types import Lane, Task
 from shoal.errors import InputTooLong, InvalidRequest
 from shoal.gateway.jobs import Job
 from shoal.settings import GatewaySettings
@@ -195,6 +196,9 @@ def ask(
         catalog,
         limits,
     )
+
+
+LANES = [rule.name for rule in parse_lanes(DEFAULT_LANES)]
 
 
 def _lane(header: bytes) -> Lane:

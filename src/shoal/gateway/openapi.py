@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shoal import __version__
-from shoal.core.types import LANES
+from shoal.core.lanes import DEFAULT_LANES, parse_lanes
 from shoal.gateway.failures import NativeError, OpenAIError, Shape
 from shoal.gateway.routes import PageRoute, TaskRoute
 
@@ -56,6 +56,8 @@ def document(tasks: Sequence[TaskRoute], pages: Sequence[PageRoute]) -> dict[str
         "components": {"schemas": components, "parameters": _PARAMETERS, "headers": _HEADERS},
     }
 
+
+LANES = [rule.name for rule in parse_lanes(DEFAULT_LANES)]
 
 _PARAMETERS: dict[str, Any] = {
     "Lane": {

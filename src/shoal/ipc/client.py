@@ -139,9 +139,9 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         """Unloads a model."""
         return _expect(Memory, await self._call(lambda seq: Unload(seq, key)))
 
-    async def run(self, key: str, items: list[RunItem]) -> Ran:
+    async def run(self, key: str, items: list[RunItem], block_tokens: int | None = None) -> Ran:
         """Runs a batch."""
-        return _expect(Ran, await self._call(lambda seq: Run(seq, key, items)))
+        return _expect(Ran, await self._call(lambda seq: Run(seq, key, items, block_tokens)))
 
     async def memory(self) -> Memory:
         """What the process holds."""

@@ -129,11 +129,16 @@ class Unload(msgspec.Struct, frozen=True, tag="unload"):
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
-    """Run items of one model. Answered by `Ran`, one outcome per item."""
+    """Run items of one model. Answered by `Ran`, one outcome per item.
+
+    block_tokens: the most padded tokens of one forward pass; 0: all of them as one padded pass;
+    None: what the model's own profile says.
+    """
 
     seq: int
     key: str
     items: list[RunItem]
+    block_tokens: int | None = None
 
 
 class AskMemory(msgspec.Struct, frozen=True, tag="ask_memory"):

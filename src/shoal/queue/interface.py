@@ -24,7 +24,7 @@ from shoal.core.types import Lane
 from shoal.errors import ShoalError
 from shoal.wire.envelope import PayloadRef
 
-Control = Literal["cancel", "status"]
+Control = Literal["cancel", "status", "backlog"]
 OnRefused = Callable[[ShoalError], None]
 OnBytes = Callable[[bytes], None]
 

@@ -29,7 +29,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from shoal.clock import monotonic
-from shoal.core.types import LANES, Lane
+from shoal.core.types import Lane
 from shoal.errors import QueueFull, QueueUnavailable, ShoalError
 from shoal.queue.connection import (
     INBOX_PENDING_BYTES,
@@ -146,7 +146,7 @@ class JetStreamQueue:
         """Makes the consumers of these models' lines."""
         try:
             for model in models:
-                for lane in LANES:
+                for lane in self._topology.lanes:
                     await self._topology.ensure_line(self._js, model, lane)
                 self._lines.add(model)
         except (NatsError, TimeoutError) as error:

@@ -5,6 +5,7 @@ Owns the step from settings to an open queue, the same for every process.
 
 from __future__ import annotations
 
+from shoal.core.lanes import parse_lanes
 from shoal.queue.connection import Address
 from shoal.queue.interface import Queue, QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
@@ -22,5 +23,6 @@ async def open_queue(settings: QueueSettings, *, name: str) -> Queue:
     limits = QueueLimits(
         max_queued_per_line=settings.max_queued_per_model, ack_wait_s=settings.ack_wait_s
     )
-    topology = Topology(settings.pool, settings.storage, settings.replicas, limits)
+    lanes = tuple(rule.name for rule in parse_lanes(settings.lanes))
+    topology = Topology(settings.pool, settings.storage, settings.replicas, limits, lanes)
     return await JetStreamQueue.open(address, topology, name=name)

@@ -42,6 +42,7 @@ class Topology:
     storage: Literal["file", "memory"]
     replicas: int
     limits: QueueLimits
+    lanes: tuple[Lane, ...]
 
     @property
     def stream(self) -> str:

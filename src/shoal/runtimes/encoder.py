@@ -133,8 +133,9 @@ class LoadedModel:
         if "sparse" in self.spec.outputs and not self._network.has_vocabulary:
             raise ModelUnavailable(f"{key}: sparse vectors need a masked-language head")
 
-    def run(self, items: Sequence[RunItem]) -> RanItems:
+    def run(self, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """An outcome for each item, in order. Raises what the network raises as a whole."""
+        budget_tokens = self.spec.batch_tokens if block_tokens is None else block_tokens
         work: dict[Need, Rows] = {}
         plans: list[Plan | ShoalError] = []
         for item in items:
@@ -142,7 +143,7 @@ class LoadedModel:
                 plans.append(self._plan(item, work))
             except ShoalError as error:
                 plans.append(error)
-        padded_tokens = sum(self._forward(need, rows) for need, rows in work.items())
+        padded_tokens = sum(self._forward(need, rows, budget_tokens) for need, rows in work.items())
         outcomes: list[Result | ShoalError] = []
         for item, plan in zip(items, plans, strict=True):
             if isinstance(plan, ShoalError):
@@ -191,7 +192,7 @@ class LoadedModel:
                 )
         return wanted
 
-    def _forward(self, need: Need, rows: Rows) -> int:
+    def _forward(self, need: Need, rows: Rows, budget_tokens: int) -> int:
         """Fills in the rows' numbers; returns the tokens that were computed, padding included."""
         sequences = list(rows.index)
         lengths = [len(sequence) for sequence in sequences]
@@ -199,7 +200,7 @@ class LoadedModel:
         rows.finite = np.ones(n, np.bool_)
         rows.sparse = [(np.empty(0, np.uint32), np.empty(0, np.float32))] * n
         padded_tokens = 0
-        for group in self._groups(lengths):
+        for group in self._groups(lengths, budget_tokens):
             hidden = self._network.hidden([sequences[i] for i in group])
             pooled = hidden.pool(need.pooling)
             if rows.vectors.shape != (n, pooled.shape[1]):
@@ -214,9 +215,10 @@ class LoadedModel:
             padded_tokens += used if self._network.packs else lengths[group[-1]] * len(group)
         return padded_tokens
 
-    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
+    def _groups(self, lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
         """Which sequences run in one pass; where padding matters, the longest comes last."""
-        budget_tokens = self.spec.batch_tokens
+        if budget_tokens == 0:
+            return [sorted(range(len(lengths)), key=lengths.__getitem__)]
         if not self._network.packs:
             return partition(lengths, budget_tokens)
         groups: list[list[int]] = []

@@ -105,7 +105,7 @@ class Host:
 
     def _run(self, call: Run) -> Ran:
         begun_s = monotonic()
-        ran = self._attempt(call.key, call.items)
+        ran = self._attempt(call.key, call.items, call.block_tokens)
         done = [
             ItemDone(item.item, result=msgspec.Raw(_encode(outcome)))
             if isinstance(outcome, Result)
@@ -114,10 +114,10 @@ class Host:
         ]
         return Ran(call.seq, done, monotonic() - begun_s, ran.padded_tokens)
 
-    def _attempt(self, key: str, items: Sequence[RunItem]) -> RanItems:
+    def _attempt(self, key: str, items: Sequence[RunItem], block_tokens: int | None) -> RanItems:
         """Runs items; when the whole batch is lost, each half on its own."""
         try:
-            return self._runtime.run(key, items)
+            return self._runtime.run(key, items, block_tokens)
         except ShoalError as raised:
             error = raised
         except MemoryError as raised:
@@ -129,7 +129,8 @@ class Host:
         if len(items) == 1:
             return RanItems([error], 0)
         middle = len(items) // 2
-        first, second = self._attempt(key, items[:middle]), self._attempt(key, items[middle:])
+        first = self._attempt(key, items[:middle], block_tokens)
+        second = self._attempt(key, items[middle:], block_tokens)
         return RanItems(
             first.outcomes + second.outcomes, first.padded_tokens + second.padded_tokens
         )

@@ -45,8 +45,11 @@ class Runtime(Protocol):
     def unload(self, key: str) -> None:
         """Forgets the model; its memory is free afterwards."""
 
-    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
-        """Runs items of one loaded model."""
+    def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
+        """Runs items of one loaded model.
+
+        block_tokens: as in `Run`; a runtime that pads nothing, or tokenises itself, passes it over.
+        """
 
     def memory(self) -> dict[str, int]:
         """Bytes of each loaded model."""

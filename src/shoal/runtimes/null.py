@@ -77,7 +77,12 @@ class NullRuntime:
         """Forgets the model."""
         self._models.pop(key, None)
 
-    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+    def run(
+        self,
+        key: str,
+        items: Sequence[RunItem],
+        block_tokens: int | None = None,  # noqa: ARG002 - nothing is computed in passes
+    ) -> RanItems:
         """Answers each item from its texts alone. Raises `RunFailed` on the text `poison`."""
         model = self._models.get(key)
         if model is None:

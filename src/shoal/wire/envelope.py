@@ -165,11 +165,17 @@ class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker can say of one model."""
+    """What a worker can say of one model.
+
+    token_s: device seconds of a useful token, padding and launches included; 0 while unknown.
+    bytes_per_token: what its texts have had; 0 while unknown.
+    """
 
     model: str
     state: Literal["cold", "loading", "resident", "unavailable"]
     reason: str = ""
+    token_s: float = 0.0
+    bytes_per_token: float = 0.0
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -177,8 +183,17 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
 
     worker: str
     models: list[ModelState]
+    devices: int = 1
     held_items: int = 0
     draining: bool = False
+    v: int = VERSION
+
+
+class Backlog(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a gateway waits for: useful tokens by model. Gateways tell one another each second."""
+
+    gateway: str
+    tokens: dict[str, int]
     v: int = VERSION
 
 
@@ -228,3 +243,4 @@ decode_result = _decoder(Result)
 decode_inputs = _decoder(Inputs)
 decode_cancel = _decoder(Cancel)
 decode_status = _decoder(Status)
+decode_backlog = _decoder(Backlog)

@@ -56,12 +56,12 @@ class OnnxRuntime:
         if self._models.pop(key, None) is not None:
             give_back()
 
-    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+    def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """Runs items of one loaded model."""
         model = self._models.get(key)
         if model is None:
             raise ModelUnavailable(f"{key} is not loaded")
-        return model.run(items)
+        return model.run(items, block_tokens)
 
     def memory(self) -> dict[str, int]:
         """Bytes of each model's weights as they lie in memory or on the mapped file.

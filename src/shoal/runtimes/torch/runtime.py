@@ -76,12 +76,12 @@ class TorchRuntime:
 
             torch.cuda.empty_cache()
 
-    def run(self, key: str, items: Sequence[RunItem]) -> RanItems:
+    def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """Runs items of one loaded model."""
         model = self._models.get(key)
         if model is None:
             raise ModelUnavailable(f"{key} is not loaded")
-        return model.run(items)
+        return model.run(items, block_tokens)
 
     def memory(self) -> dict[str, int]:
         """Bytes of each model's weights, which on the CPU lie on the mapped file.

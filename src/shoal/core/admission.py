@@ -1,0 +1,55 @@
+"""Whether a request can be answered in time, before it is queued.
+
+The wait of new work on W devices with M models that have work, and batches of at most q seconds:
+
+    wait <= backlog / W + (2 + ceil((M - 1) / W)) * q
+
+The first term is what was there before. The second is the batch that has just begun, the turn of
+every other model, and the batch itself. A request whose deadline comes before that, and before its
+own cost is worked off, is refused at once, with the time after which it would not be: a refusal now
+is worth more than a timeout later. Cost is counted, not requests.
+
+Owns the bound. Does not own where its numbers come from (`shoal.gateway.backlog`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LEAST_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """What a gateway knows of the fleet.
+
+    backlog_s: device seconds of all work that was submitted and not answered. devices: how many
+    share it. active_models: how many models have work. quantum_s: the longest batch of the lane.
+    """
+
+    backlog_s: float
+    devices: int
+    active_models: int
+    quantum_s: float
+
+
+def wait_s(load: FleetLoad) -> float:
+    """The bound on the wait of work that comes now, its own batch included."""
+    devices = max(1, load.devices)
+    turns = 2 + math.ceil(max(0, load.active_models - 1) / devices)
+    return load.backlog_s / devices + turns * load.quantum_s
+
+
+def refuse(load: FleetLoad, cost_s: float, time_s: float) -> float | None:
+    """None to admit; else the seconds after which a request like this would be admitted.
+
+    cost_s: device seconds of the request. time_s: time until its deadline.
+    A request on an idle fleet is always admitted: if that is too slow, the deadline will tell.
+    """
+    if load.backlog_s <= 0.0:
+        return None
+    needed_s = wait_s(load) + cost_s / max(1, load.devices)
+    if needed_s <= time_s:
+        return None
+    return max(LEAST_RETRY_S, needed_s - time_s)
