@@ -234,6 +234,21 @@ def test_gateway_http_cancels_the_job_of_a_client_that_leaves(served, client):
     until(lambda: metric in client.get("/metrics").text)
 
 
+@pytest.mark.parametrize("pad", [0, 80_000], ids=["small", "large"])
+def test_gateway_http_notices_at_once_that_a_client_leaves(served, pad):
+    """A job is withdrawn within a small part of 100 ms, after a body that pauses reading too."""
+    for n in range(5):
+        name = f"quick-{pad}-{n}"
+        body = json.dumps({"model": "dense", "inputs": ["hold", *["x" * 1000] * (pad // 1000)]})
+        with connect(served) as peer:
+            peer.sendall(head(f"Content-Length: {len(body)}", f"X-Request-Id: {name}"))
+            peer.sendall(body.encode())
+            until(lambda name=name: served.submits.jobs[-1].request_id == name)
+        begun = time.monotonic()
+        until(lambda name=name: name in served.submits.cancelled)
+        assert time.monotonic() - begun < 0.06
+
+
 def test_gateway_http_watches_a_client_whose_body_was_slow(served):
     """A client whose body took long and that leaves later is noticed as well."""
     body = json.dumps({"model": "dense", "inputs": "hold"}).encode()

@@ -35,7 +35,7 @@ from shoal.gateway.jobs import Submits
 from shoal.gateway.pages import Pages, Response
 from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
 from shoal.gateway.traffic import Traffic
-from shoal.gateway.visit import Attendant, Receive, Scope, Send, Visit
+from shoal.gateway.visit import LEFT, Attendant, Receive, Scope, Send, Visit
 from shoal.settings import GatewaySettings
 from shoal.wire.envelope import Timing
 
@@ -49,7 +49,8 @@ class App:
     """ASGI callable.
 
     catalog: gives the snapshot of this moment. registry: where the process's other metrics are;
-    /metrics shows it. The server must run the lifespan, which watches for clients that leave.
+    /metrics shows it. The server must run the lifespan, which limits the time of bodies, and must
+    tell of clients that leave (`visit.LEFT`).
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class App:
         path: str = scope["path"]
         route = self._route(path)
         self._attendant.enter(visit)
+        scope[LEFT] = visit.left
         try:
             response = await self._answer(visit, route, scope["method"], path)
         except ClientGone:
@@ -117,6 +119,7 @@ class App:
             bug = Bug(f"internal error; the log has it under request id {visit.id}")
             response = self._failed(bug, visit, route, path)
         finally:
+            del scope[LEFT]  # also the way out of a circle of references
             visit.unattended()
             self._attendant.leave(visit)
         name = "none" if route is None else route.name

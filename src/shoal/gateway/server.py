@@ -1,8 +1,9 @@
 """uvicorn, as the gateway runs it.
 
-Owns two departures from the stock server: signals are left to the process, and an answer's head and
-body, which uvicorn writes one after the other, leave in one system call. A write to a socket costs
-more than the rest of sending an answer. Does not own the application.
+Owns three departures from the stock server: signals are left to the process; an answer's head and
+body, which uvicorn writes one after the other, leave in one system call, for a write to a socket
+costs more than the rest of sending an answer; and a request is told when its connection ends. Does
+not own the application.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shoal.gateway.visit import LEFT
 
 MAX_JOINED_BYTES = 64 * 1024
 
@@ -59,11 +62,19 @@ class _Joined:
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 over a joining transport."""
+    """uvicorn's HTTP/1.1 over a joining transport, with word of connections that end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Puts the joining transport between."""
         super().connection_made(cast("asyncio.Transport", _Joined(transport)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells the open request, if there is one."""
+        super().connection_lost(exc)
+        if self.cycle is not None:
+            left = cast("dict[str, Any]", self.cycle.scope).get(LEFT)
+            if left is not None:
+                left()
 
 
 class Server(uvicorn.Server):

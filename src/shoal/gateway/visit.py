@@ -3,9 +3,10 @@
 Owns reading a body within its limits and noticing a client that left or dawdles. Does not own what
 a request means (`app`).
 
-A send to a disconnected client is a silent no-op in uvicorn, so somebody has to wait for
-`http.disconnect`. A task that waits costs as much as a small request, so only a visit that lasts
-gets one: `Attendant` looks at the open visits ten times a second.
+A send to a disconnected client is a silent no-op in uvicorn, so somebody has to notice the end of
+the connection. A task that waits for it costs as much as a small request; the server tells instead
+(`LEFT`), at once and for nothing. Only after a large body, where the server has stopped reading,
+does a task wait. `Attendant` looks at the open visits ten times a second, for bodies that dawdle.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+# The key of a scope under which the server finds what to call when the connection ends.
+LEFT: Final = "shoal.left"
+# uvicorn stops reading at this size, and does not see the end of the connection then.
+PAUSED_BYTES: Final = 64 * 1024
 GRACE_S: Final = 0.1
 LINGER_S: Final = 1.0
 LINGER_BYTES: Final = 8 * 1024 * 1024
@@ -95,6 +100,8 @@ class Visit:
             if self.in_bytes > max_bytes:
                 raise _too_large(max_bytes)
         self.body_read = True
+        if self.in_bytes >= PAUSED_BYTES:
+            self.watcher = asyncio.create_task(_watch(self))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def end(self, why: ShoalError) -> None:
@@ -102,6 +109,10 @@ class Visit:
         if self.over is None and self.task is not None:
             self.over = why
             self.task.cancel()
+
+    def left(self) -> None:
+        """The connection has ended before the answer."""
+        self.end(ClientGone("the client left before its answer"))
 
     def unattended(self) -> None:
         """Ends the watch, before the answer is sent."""
@@ -129,7 +140,7 @@ class Visit:
 
 
 class Attendant:
-    """Watches the open visits that last longer than `GRACE_S`.
+    """Counts the open visits, and limits the time of bodies that take longer than `GRACE_S`.
 
     max_visits bounds the open ones; the caller asks `overfull` once it has entered another.
     """
@@ -164,18 +175,15 @@ class Attendant:
             self.round(clock.monotonic())
 
     def round(self, now: float) -> None:
-        """Gives every visit that has lasted a watcher, or a limit to its body."""
+        """Gives every body that has lasted a limit."""
         due = []
         for visit in self._fresh:
             if visit.started_s > now - GRACE_S:
                 break
             due.append(visit)
         for visit in due:
-            if visit.body_read:
-                del self._fresh[visit]
-                visit.watcher = asyncio.create_task(_watch(visit))
-            elif visit.timer is None:
-                # It stays among the fresh ones: when the body is there it needs a watcher.
+            del self._fresh[visit]
+            if not visit.body_read:
                 left_s = self._body_timeout_s - (now - visit.started_s)
                 visit.timer = asyncio.get_running_loop().call_later(
                     max(0.0, left_s), _dawdles, visit, self._body_timeout_s
@@ -185,7 +193,7 @@ class Attendant:
 async def _watch(visit: Visit) -> None:
     while (await visit.receive())["type"] != "http.disconnect":
         pass
-    visit.end(ClientGone("the client left before its answer"))
+    visit.left()
 
 
 def _dawdles(visit: Visit, body_timeout_s: float) -> None:
