@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.batching import LAUNCH_TOKENS, Window, oldest_head, partition
+from shoal.core.batching import LAUNCH_TOKENS, Window, partition
 from shoal.core.types import Item
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=8)
@@ -16,14 +16,12 @@ ITEM_LENGTHS = st.lists(
 )
 
 
-def item(name, *lengths, arrived_s=0.0, deadline_s=1e9, lane="interactive"):
-    return Item(str(name), "m", lane, tuple(lengths), deadline_s, arrived_s)
+def item(name, *lengths, tenant=""):
+    return Item(str(name), "m", "interactive", tuple(lengths), 1e9, 0.0, tenant)
 
 
-def window(budget_tokens=1024, **more):
-    return Window(
-        "m", more.pop("lane", "interactive"), budget_tokens=budget_tokens, max_items=100, **more
-    )
+def window():
+    return Window("m", "interactive", max_items=100)
 
 
 def cost(lengths, groups):
@@ -63,71 +61,85 @@ def test_partition_runs_an_over_long_sequence_alone():
 
 @settings(max_examples=60)
 @given(ITEM_LENGTHS, st.integers(64, 2048), st.booleans())
-def test_window_serves_everything_once_and_the_head_first(all_lengths, budget, packing):
-    """Every batch holds the oldest item, keeps the budget, and all items come out once."""
-    w = window(budget, packing=packing)
+def test_window_serves_everything_once_and_the_first_always(all_lengths, budget, packing):
+    """Every batch holds the item it was formed around, keeps the budget, and none comes twice."""
+    w = window()
     items = [item(n, *lengths) for n, lengths in enumerate(all_lengths)]
-    assert all(w.add(i) for i in items)
+    assert all(w.add(i, 1e9) for i in items)
     served = []
     while (head := w.head) is not None:
-        batch = w.next_batch()
-        assert batch is not None
-        assert head in batch.items
-        if len(batch.items) > 1:
-            assert batch.padded_tokens <= budget
-        served += batch.items
+        taken = w.take(head, budget_tokens=budget, launch_tokens=32, packing=packing)
+        assert taken[0] is head
+        sequences = [n for i in taken for n in i.lengths_tokens]
+        padded = sum(sequences) if packing else max(sequences) * len(sequences)
+        assert len(taken) == 1 or padded <= budget
+        served += taken
     assert sorted(served, key=lambda i: int(i.id)) == items
-    assert (len(w), w.tokens, w.next_batch()) == (0, 0, None)
+    assert (len(w), w.tokens, w.oldest, w.most_urgent()) == (0, 0, None, None)
+
+
+def take(w, budget=1024, *, packing=False):
+    return [i.id for i in w.take(w.head, budget_tokens=budget, launch_tokens=32, packing=packing)]
 
 
 def test_window_puts_similar_lengths_together():
     """Short items do not share a padded pass with a long head."""
-    w = window(1024)
+    w = window()
     for n, length in enumerate([200, 10, 210, 11, 190, 12]):
-        w.add(item(n, length))
-    batch = w.next_batch()
-    assert batch is not None
-    assert [i.id for i in batch.items] == ["0", "2", "4"]
+        w.add(item(n, length), 1e9)
+    assert sorted(take(w)) == ["0", "2", "4"]
+
+
+def test_window_fills_a_batch_of_one_length_without_padding():
+    """Where one length fills the budget, nothing else joins; the oldest of it go first."""
+    w = window()
+    for n in range(30):
+        w.add(item(n, 100 if n % 2 else 90), 1e9)
+    assert take(w, 900) == [str(n) for n in range(0, 20, 2)]
 
 
 def test_window_with_packing_takes_the_oldest_first():
     """Where nothing is padded, arrival order decides, up to the budget."""
-    w = window(420, packing=True)
+    w = window()
     for n, length in enumerate([200, 10, 210, 11]):
-        w.add(item(n, length))
-    batch = w.next_batch()
-    assert batch is not None
-    assert [i.id for i in batch.items] == ["0", "1", "2"]
+        w.add(item(n, length), 1e9)
+    assert take(w, 420, packing=True) == ["0", "1", "2"]
 
 
 def test_window_is_bounded_and_refuses_doubles():
     """A full window, and an item that is here already, are refused."""
-    w = Window("m", "bulk", budget_tokens=10, max_items=2)
-    assert [w.add(item("a", 1)), w.add(item("a", 1)), w.add(item("b", 1)), w.add(item("c", 1))] == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    w = Window("m", "bulk", max_items=2)
+    added = [w.add(item(name, 1), 1e9) for name in ("a", "a", "b", "c")]
+    assert added == [True, False, True, False]
 
 
 def test_window_expire_and_remove_take_items_out():
-    """Expired and cancelled items never reach a batch."""
+    """Hopeless and cancelled items never reach a batch."""
     w = window()
     for n in range(4):
-        w.add(item(n, 5, deadline_s=float(n)))
+        w.add(item(n, 5), float(n))
     assert [i.id for i in w.expire(1.0)] == ["0", "1"]
     assert [i.id for i in w.remove(["3", "unknown"])] == ["3"]
     assert (w.ids(), w.tokens) == (["2"], 5)
+    assert w.most_urgent() == (2.0, item(2, 5))
 
 
-def test_oldest_head_lets_bulk_yield_but_not_for_ever():
-    """Interactive work overtakes bulk work that came up to a second before it, and no more."""
-    bulk, interactive = window(lane="bulk"), window()
-    bulk.add(item("old", 1, arrived_s=0.0, lane="bulk"))
-    interactive.add(item("new", 1, arrived_s=0.9))
-    assert oldest_head([bulk, interactive]) is interactive
-    interactive.next_batch()
-    interactive.add(item("newer", 1, arrived_s=1.1))
-    assert oldest_head([bulk, interactive]) is bulk
-    assert oldest_head([window()]) is None
+def test_window_bookkeeping_does_not_grow_with_what_has_left():
+    """Thousands of items through a small window leave nothing behind."""
+    w = Window("m", "bulk", max_items=8)
+    for n in range(5000):
+        w.add(item(n, 5), 1e9 - n)
+        w.remove([str(n)])
+    assert len(w._starts) <= 17
+    assert (len(w._by_length), len(w._by_tenant)) == (0, 0)
+
+
+def test_window_head_is_of_the_tenant_served_least():
+    """Tenants take turns; within one, the oldest is next."""
+    w = window()
+    for n in range(6):
+        w.add(item(n, 100, tenant="big"), 1e9)
+    w.add(item("s", 100, tenant="small"), 1e9)
+    first = take(w, 100)
+    second = take(w, 100)
+    assert sorted(first + second) == ["0", "s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -45,7 +46,7 @@ def scheduler(models, *, devices=1, packing=True, weights=None, lanes=LANES, **m
 _serial = iter(range(10**9))
 
 
-def item(model="a", tokens=50, at=0.0, lane="interactive", deadline_s=1e9, tenant=""):
+def item(model="a", tokens=50, at=0.0, lane="interactive", *, deadline_s=1e9, tenant=""):
     lengths = (tokens,) if isinstance(tokens, int) else tuple(tokens)
     return Item(f"{model}{next(_serial)}", model, lane, lengths, deadline_s, at, tenant)
 
@@ -53,7 +54,7 @@ def item(model="a", tokens=50, at=0.0, lane="interactive", deadline_s=1e9, tenan
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 4))
 def test_schedule_oldest_head_keeps_the_waiting_bound(seed, n_models, devices):
-    """start <= q + ceil((M - 1) / W) * q, where no model's backlog is more than one batch."""
+    """Start <= q + ceil((M - 1) / W) * q, where no model's backlog is more than one batch."""
     rng = random.Random(seed)
     models = [f"m{n}" for n in range(n_models)]
     policy = scheduler(models, devices=devices, mode="oldest")
@@ -98,7 +99,7 @@ def test_schedule_serves_everything_once_and_idles_never(seed, packing, devices)
             assert end - start <= quanta[batch.lane] * 1.35  # passes inside a batch launch too
     if devices == 1:  # work conserving: no gap while something waits
         ends = sorted(done.batches)
-        for (_, end, _), (start, _, _) in zip(ends, ends[1:], strict=False):
+        for (_, end, _), (start, _, _) in itertools.pairwise(ends):
             idle = [i for i in arrivals if i.arrived_s < start - 1e-9 and end < start - 1e-9]
             assert not [i for i in idle if done.starts_s[i.id] >= start and i.arrived_s <= end]
 

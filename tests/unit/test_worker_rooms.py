@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.catalog.load import load
 from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
+from shoal.core.cost import Work
 from shoal.core.types import Batch, Item
 from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, SettingsError
 from shoal.ipc.child import Backoff
@@ -96,7 +97,7 @@ def test_backoff_doubles_and_forgets_after_a_good_run():
 
 def line(**more):
     entry = Entry(id="m", tasks=["encode"], source="file:///")
-    return Line(entry, "interactive", devices=1, window_items=20, **more)
+    return Line(entry, "interactive", devices=1, window_items=20, budget_tokens=1024, **more)
 
 
 def pull(one, delivered):
@@ -123,7 +124,9 @@ def test_line_never_holds_more_than_its_bound():
     """What waits, runs and is being prepared all take room; none is left, nothing is pulled."""
     one = line()
     item = Item("a", "m", "interactive", (one.budget_tokens * 4,), 0.0, 0.0)
-    batch = Batch("m", (item,), item.tokens)
+    batch = Batch("m", "interactive", (item,), Work.of_packed(item.lengths_tokens), 0.1, 1024)
+    one.on_added(item)
+    assert one.next_pull() == 0
     one.on_sent(batch)
     assert one.next_pull() == 0
     one.on_back(batch)

@@ -1,7 +1,9 @@
-"""From the windows to the devices, and back to the clients.
+"""From the policy to the devices, and back to the clients.
 
 Owns the loop schedule -> run -> reply: whenever something has become possible it fills the devices
-that are free. Does not own which items run together (`shoal.core.batching`), where models are
+that are free. A device is free when nothing runs on it, or when what runs is about to end: the next
+batch is formed as late as it can be, so that the device does not wait for it.
+Does not own which items run together and whose turn it is (`shoal.core.schedule`), where models are
 (`resident`), or replies and acks (`held`).
 """
 
@@ -9,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from shoal.clock import monotonic, wall
-from shoal.core.batching import oldest_head
-from shoal.core.types import Batch, Lane
-from shoal.errors import Bug, RuntimeCrashed, ShoalError
+from shoal.clock import monotonic
+from shoal.core.schedule import Policy
+from shoal.core.types import Batch, Item, Lane
+from shoal.errors import Bug, DeadlineExceeded, RuntimeCrashed, ShoalError
 from shoal.ipc.messages import Ran
+from shoal.worker.costs import CostBook
 from shoal.worker.held import Held
 from shoal.worker.lines import Line
 from shoal.worker.metrics import Metrics
@@ -29,57 +32,95 @@ class Dispatch:
 
     def __init__(
         self,
+        policy: Policy,
         held: Held,
         residents: Residents,
         lines: Mapping[tuple[str, Lane], Line],
-        metrics: Metrics,
         *,
-        on_room: Callable[[Line], None],
+        metrics: Metrics,
+        costs: CostBook,
     ) -> None:
+        self.on_room: Callable[[Line], None] = lambda _: None
+        self._policy = policy
         self._held = held
         self._residents = residents
         self._lines = lines
         self._metrics = metrics
-        self._on_room = on_room
+        self._costs = costs
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         """Something has become possible."""
         self._wake.set()
 
+    def add(self, item: Item) -> bool:
+        """Gives a prepared item to the policy; False when its window is full."""
+        if not self._policy.add(item, monotonic()):
+            return False
+        self._lines[(item.model, item.lane)].on_added(item)
+        return True
+
+    def remove(self, item_ids: Iterable[str]) -> list[Item]:
+        """Takes items out that have not been sent; the others are passed over."""
+        items = self._policy.remove(item_ids)
+        self._forget(items)
+        return items
+
+    def _forget(self, items: Iterable[Item]) -> None:
+        for item in items:
+            self._lines[(item.model, item.lane)].on_removed([item])
+
     async def run(self) -> None:
         """Fills free devices, for ever."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self._drop_expired()
-            await self._fail_hopeless()
-            while self._send_next():
-                pass
+            await self._drop_hopeless()
+            self._fill()
 
-    def _send_next(self) -> bool:
-        """Sends one batch, if any line has work and a device for it."""
-        open_lines = {id(line.window): line for line in self._lines.values() if len(line.window)}
-        while open_lines:
-            window = oldest_head(line.window for line in open_lines.values())
-            if window is None:
-                return False
-            line = open_lines.pop(id(window))
-            device = self._residents.device_for(line.entry, full_batch=line.full_batch)
-            batch = window.next_batch() if device else None
-            if device and batch:
-                self._send(device, line, batch)
-                return True
-        return False
-
-    def _send(self, device: Device, line: Line, batch: Batch) -> None:
+    def _fill(self) -> None:
+        """Sends batches until no free device can get one; then says when to look again."""
         now_s = monotonic()
+        for line in self._lines.values():
+            if line.waiting:
+                self._residents.want(line.entry)
+        while free := self._residents.free(now_s):
+            batch = self._policy.next_batch(
+                now_s, len(free), lambda model: any(d.holds(model) for d in free)
+            )
+            if batch is None:
+                break
+            holders = [device for device in free if device.holds(batch.model)]
+            self._send(min(holders, key=lambda d: d.in_flight), batch, now_s)
+        self._look_again(now_s)
+
+    def _look_again(self, now_s: float) -> None:
+        """Sets the alarm for the policy's next moment and for devices that are about to be free."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        moments = (
+            []
+            if not any(line.waiting for line in self._lines.values())
+            else [
+                *self._residents.stage_moments(now_s),
+                *([at] if (at := self._policy.deadline(now_s)) is not None else []),
+            ]
+        )
+        if moments:
+            after_s = max(0.001, min(moments) - now_s)
+            self._timer = asyncio.get_running_loop().call_later(after_s, self.wake)
+
+    def _send(self, device: Device, batch: Batch, now_s: float) -> None:
+        line = self._lines[(batch.model, batch.lane)]
         for item in batch.items:
             held = self._held[item.id]
             held.started_s = now_s
             held.load_s = self._residents.load_wait_s(line.entry, held.arrived_s)
-        device.in_flight += 1
+            self._metrics.on_wait(now_s - held.arrived_s + held.queued_s)
+        device.on_sent(batch.expected_s, now_s)
         line.on_sent(batch)
         task = asyncio.create_task(self._run(device, line, batch), name="batch")
         self._tasks.add(task)
@@ -90,7 +131,8 @@ class Dispatch:
         try:
             run_items = [r for i in batch.items if (r := self._held[i.id].run_item)]
             process = self._residents.process(device, line.entry.runtime)
-            ran = await (await process.connection()).run(line.entry.key, run_items)
+            connection = await process.connection()
+            ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
         except RuntimeCrashed as error:
             self._residents.on_lost(device, line.entry.runtime)
             ran = error
@@ -100,20 +142,22 @@ class Dispatch:
             log.exception("a batch was lost")
             ran = Bug(f"{type(error).__name__}: {error}")
         finally:
-            # The device is filled again before this batch's replies cost any time.
-            device.in_flight -= 1
+            now_s = monotonic()
+            device.on_back(now_s)
             line.on_back(batch)
-            self._on_room(line)
-            while self._send_next():
-                pass
-        await self._reply(batch, ran)
+        took_s = ran.run_s if isinstance(ran, Ran) else None
+        self._policy.finished(batch, took_s, now_s)
+        self._fill()  # the device has work again before this batch's replies cost any time
+        self.on_room(line)
+        await self._reply(line, batch, ran)
 
-    async def _reply(self, batch: Batch, ran: Ran | ShoalError) -> None:
+    async def _reply(self, line: Line, batch: Batch, ran: Ran | ShoalError) -> None:
         if isinstance(ran, ShoalError):
             log.warning("a batch of %d items failed: %s", len(batch.items), ran)
             for item in batch.items:
                 await self._held.fail(item.id, ran)
             return
+        self._costs.on_batch(line.entry, batch, ran.run_s)
         self._metrics.on_batch(batch, ran)
         for done in ran.items:
             if done.failure is None:
@@ -121,24 +165,24 @@ class Dispatch:
             else:
                 await self._held.fail(done.item, done.failure.error())
 
-    async def _drop_expired(self) -> None:
-        """The gateway has answered for these already; they never reach a device."""
-        now_s = wall()
+    async def _drop_hopeless(self) -> None:
+        """Ends what cannot be done in time, and what is for models that cannot be loaded."""
+        late = self._policy.expire(monotonic())
+        self._forget(late)
+        for item in late:
+            error: ShoalError = DeadlineExceeded("it could not be done by the deadline any more")
+            await self._held.fail(item.id, error)
         for line in self._lines.values():
-            for item in line.window.expire(now_s):
-                await self._held.drop(item.id)
-
-    async def _fail_hopeless(self) -> None:
-        """Answers for models that could not be loaded."""
-        for line in self._lines.values():
-            error = self._residents.fault(line.entry) if len(line.window) else None
-            if error is not None and self._residents.state(line.entry) == "unavailable":
-                for item_id in line.window.ids():
-                    line.window.remove([item_id])
-                    await self._held.fail(item_id, error)
+            fault = self._residents.fault(line.entry) if line.waiting else None
+            if fault is not None and self._residents.state(line.entry) == "unavailable":
+                waiting = self._held.of_model(line.entry.id)
+                for item in self.remove(waiting):
+                    await self._held.fail(item.id, fault)
 
     async def close(self) -> None:
         """Ends what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -80,6 +80,10 @@ class Held:
         """The ids of a request's items that are here."""
         return list(self._requests.get(request, ()))
 
+    def of_model(self, model: str) -> list[str]:
+        """The ids of a model's items that are here."""
+        return [i for i, item in self._items.items() if item.envelope.model == model]
+
     def _take(self, item_id: str) -> HeldItem | None:
         item = self._items.pop(item_id, None)
         if item is None:

@@ -28,6 +28,8 @@ from shoal.wire.envelope import (
     decode_envelope,
     decode_inputs,
 )
+from shoal.worker.costs import CostBook
+from shoal.worker.dispatch import Dispatch
 from shoal.worker.held import Held, HeldItem
 from shoal.worker.lines import Line
 from shoal.worker.resident import Residents
@@ -42,24 +44,28 @@ _INLINE_ITEMS = 64  # runtimes without ids: so cheap that a thread would cost mo
 
 
 class Intake:
-    """Pulls and prepares. `on_ready` is called when a window has got something."""
+    """Pulls and prepares. `on_traits` is called with an entry before its first item is placed."""
 
     def __init__(
         self,
         queue: Queue,
         held: Held,
         residents: Residents,
-        lines: Mapping[tuple[str, Lane], Line],
+        dispatch: Dispatch,
         *,
+        costs: CostBook,
+        lines: Mapping[tuple[str, Lane], Line],
         cache_dir: Path,
-        on_ready: Callable[[], None],
+        on_traits: Callable[[Entry, Traits], None],
     ) -> None:
         self._queue = queue
         self._held = held
         self._residents = residents
+        self._dispatch = dispatch
+        self._costs = costs
         self._lines = lines
         self._cache_dir = cache_dir
-        self._on_ready = on_ready
+        self._on_traits = on_traits
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
         self._tokenisers: dict[str, Tokeniser] = {}
         self._pending: dict[str, list[HeldItem]] = {}
@@ -141,6 +147,7 @@ class Intake:
     async def _prepare_pending(self, entry: Entry) -> None:
         traits = await self._residents.traits(entry.runtime)
         tokeniser = await self._tokeniser(entry) if traits.accepts_ids else None
+        self._on_traits(entry, traits)
         while self._pending.get(entry.id):
             items = self._pending[entry.id][:_INLINE_ITEMS]
             bodies = [await self._body(item) for item in items]
@@ -152,7 +159,7 @@ class Intake:
             del self._pending[entry.id][: len(items)]
             for item, outcome in zip(items, made, strict=True):
                 await self._place(entry, item, outcome)
-            self._on_ready()
+            self._dispatch.wake()
 
     async def _tokeniser(self, entry: Entry) -> Tokeniser:
         if entry.key not in self._tokenisers:
@@ -189,10 +196,13 @@ class Intake:
             entry.id,
             envelope.lane,
             tuple(made.lengths),
-            envelope.deadline_s,
+            monotonic() + envelope.deadline_s - wall(),
             item.arrived_s,
+            envelope.tenant or "",
         )
-        if not line.window.add(waiting):
+        if envelope.payload is None:
+            self._costs.on_text(entry, len(bytes(envelope.body)), tokens)
+        if not self._dispatch.add(waiting):
             await self._held.fail(envelope.item, Bug("the window is full"))
 
     async def _fail_all(self, entry: Entry, error: ShoalError) -> None:
@@ -212,8 +222,7 @@ class Intake:
             del self._cancelled[next(iter(self._cancelled))]
         for item_id in self._held.of_request(request):
             item = self._held[item_id]
-            line = self._lines.get((item.envelope.model, item.envelope.lane))
-            if item.run_item is None or (line and line.window.remove([item_id])):
+            if item.run_item is None or self._dispatch.remove([item_id]):
                 self._spawn(self._held.drop(item_id), "cancel")
 
     async def stop(self) -> None:

@@ -6,46 +6,52 @@ and the size of the next pull. Does not own pulling (`intake`) or batches (`disp
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shoal.catalog.schema import Entry
-from shoal.core.batching import Window
-from shoal.core.types import Batch, Lane
+from shoal.core.types import Batch, Item, Lane
 
 FIRST_PULL = 8
 MOST_PULL = 256
+WINDOW_BATCHES = 2
 _SMOOTHING = 0.1
 
 
 class Line:
-    """Counts what is held of one line. Tokens are exact for prepared items, else estimates."""
+    """Counts what is held of one line. Tokens are exact for prepared items, else estimates.
 
-    def __init__(self, entry: Entry, lane: Lane, *, devices: int, window_items: int) -> None:
+    budget_tokens: a full batch's padded tokens, as the policy says at the moment.
+    """
+
+    def __init__(
+        self, entry: Entry, lane: Lane, *, devices: int, window_items: int, budget_tokens: int
+    ) -> None:
         self.entry = entry
         self.lane = lane
-        self.budget_tokens = entry.profile.batch_tokens
-        self.window = Window(
-            entry.id, lane, budget_tokens=self.budget_tokens, max_items=window_items
-        )
+        self.budget_tokens = budget_tokens
         self.preparing = 0
         self.promised = 0
+        self.waiting = 0
+        self.waiting_tokens = 0
+        self._devices = devices
+        self._max_items = window_items
         self._in_flight_tokens = 0
-        self._max_held_tokens = self.budget_tokens * (3 * devices + 1)
-        self._item_tokens = self.budget_tokens / 8
+        self._item_tokens = budget_tokens / 8
         self._pull_size = FIRST_PULL
-
-    @property
-    def full_batch(self) -> bool:
-        """Whether the window holds a batch that waiting would not make better."""
-        return self.window.tokens >= self.budget_tokens
 
     def next_pull(self) -> int:
         """How many items to pull now; 0 while a pull is open or there is no room."""
         if self.promised:
             return 0
+        # Executing and staged on each device, and as much again to choose from.
+        max_held_tokens = self.budget_tokens * (2 + WINDOW_BATCHES) * self._devices
         held_tokens = (
-            self.window.tokens + self._in_flight_tokens + self.preparing * self._item_tokens
+            self.waiting_tokens + self._in_flight_tokens + self.preparing * self._item_tokens
         )
-        by_tokens = int((self._max_held_tokens - held_tokens) / self._item_tokens)
-        by_items = self.window.max_items - len(self.window) - self.preparing
+        by_tokens = int((max_held_tokens - held_tokens) / self._item_tokens)
+        by_items = self._max_items - self.waiting - self.preparing
+        if not (self.waiting or self.preparing or self._in_flight_tokens):
+            by_tokens = max(1, by_tokens)  # an item larger than the bound must pass, too
         return max(0, min(by_tokens, by_items, self._pull_size))
 
     def on_delivery(self) -> None:
@@ -65,10 +71,22 @@ class Line:
         if tokens:
             self._item_tokens += _SMOOTHING * (tokens - self._item_tokens)
 
+    def on_added(self, item: Item) -> None:
+        """An item waits for its batch."""
+        self.waiting += 1
+        self.waiting_tokens += item.tokens
+
+    def on_removed(self, items: Iterable[Item]) -> None:
+        """Items wait no more."""
+        for item in items:
+            self.waiting -= 1
+            self.waiting_tokens -= item.tokens
+
     def on_sent(self, batch: Batch) -> None:
         """A batch has left for a device."""
-        self._in_flight_tokens += sum(item.tokens for item in batch.items)
+        self.on_removed(batch.items)
+        self._in_flight_tokens += batch.tokens
 
     def on_back(self, batch: Batch) -> None:
         """A batch has come back from its device."""
-        self._in_flight_tokens -= sum(item.tokens for item in batch.items)
+        self._in_flight_tokens -= batch.tokens

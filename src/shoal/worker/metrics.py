@@ -39,6 +39,32 @@ class Metrics:
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
             registry=r,
         )
+        self._fill = Histogram(
+            "shoal_worker_batch_fill",
+            "Useful share of the tokens that a batch computed.",
+            buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
+            registry=r,
+        )
+        self._wait_s = Histogram(
+            "shoal_worker_wait_seconds",
+            "From submission to the start of the item's batch.",
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=r,
+        )
+        self.window = Gauge(
+            "shoal_worker_window_items",
+            "Items that wait for a batch.",
+            ["model", "lane"],
+            registry=r,
+        )
+        self.urgent = Gauge(
+            "shoal_worker_urgent_batches", "Batches that a deadline put first, so far.", registry=r
+        )
+        self.debt_s = Gauge(
+            "shoal_worker_debt_seconds",
+            "Device time that the last urgent batch was ahead of its share.",
+            registry=r,
+        )
         self.held = Gauge("shoal_worker_held_items", "Items in hand.", registry=r)
 
     def on_batch(self, batch: Batch, ran: Ran) -> None:
@@ -52,6 +78,12 @@ class Metrics:
         self._padded.labels(model).inc(ran.padded_tokens)
         self._run_s.labels(model).inc(ran.run_s)
         self._batch_items.observe(len(batch.items))
+        if ran.padded_tokens:
+            self._fill.observe(min(1.0, batch.tokens / ran.padded_tokens))
+
+    def on_wait(self, waited_s: float) -> None:
+        """An item's batch starts."""
+        self._wait_s.observe(waited_s)
 
     def serve(self, port: int) -> None:
         """Serves /metrics on loopback from a thread of its own."""

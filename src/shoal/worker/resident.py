@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,21 +28,59 @@ State = Literal["cold", "loading", "resident", "unavailable"]
 
 COOL_DOWN_S = 30.0
 IN_FLIGHT_BATCHES = 2
+_LEAST_LEAD_S = 0.003
+
+
+def _lead_s(expected_s: float) -> float:
+    """How long before a batch's expected end its successor is formed.
+
+    Sending one takes a while, and the estimate is off by a tenth or so.
+    """
+    return max(_LEAST_LEAD_S, 0.1 * expected_s)
 
 
 @dataclass(slots=True)
 class Device:
     """A device and what runs on it.
 
-    resident: the runtime that holds each loaded model, by the model's key. loading: keys of models
-    on their way. in_flight: batches sent and not answered.
+    resident: the runtime that holds each loaded model, by the model's id. loading: ids of models
+    on their way. expected_s: of the batches sent and not answered, the one that runs first.
+    stage_s: when the running one is about to end.
     """
 
     name: str
     processes: dict[str, RuntimeProcess] = field(default_factory=dict)
     resident: dict[str, str] = field(default_factory=dict)
     loading: set[str] = field(default_factory=set)
-    in_flight: int = 0
+    expected_s: deque[float] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT_BATCHES))
+    stage_s: float = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Batches sent and not answered."""
+        return len(self.expected_s)
+
+    def holds(self, model: str) -> bool:
+        """Whether a model is loaded here."""
+        return model in self.resident
+
+    def is_free(self, now_s: float) -> bool:
+        """Whether it can take a batch: it idles, or is about to."""
+        if self.in_flight == 0:
+            return True
+        return self.in_flight < IN_FLIGHT_BATCHES and now_s >= self.stage_s
+
+    def on_sent(self, expected_s: float, now_s: float) -> None:
+        """A batch has left for it."""
+        self.expected_s.append(expected_s)
+        if self.in_flight == 1:
+            self.stage_s = now_s + expected_s - _lead_s(expected_s)
+
+    def on_back(self, now_s: float) -> None:
+        """The batch that ran has come back."""
+        self.expected_s.popleft()
+        if self.expected_s:
+            self.stage_s = now_s + self.expected_s[0] - _lead_s(self.expected_s[0])
 
 
 @dataclass(slots=True)
@@ -89,7 +128,7 @@ class Residents:
 
     def on_lost(self, device: Device, runtime: str) -> None:
         """A runtime's process has died: what it held is no longer resident."""
-        device.resident = {k: r for k, r in device.resident.items() if r != runtime}
+        device.resident = {m: r for m, r in device.resident.items() if r != runtime}
         self._on_change()
 
     async def traits(self, runtime: str) -> Traits:
@@ -108,9 +147,9 @@ class Residents:
 
     def state(self, entry: Entry) -> State:
         """cold, loading, resident or unavailable."""
-        if any(entry.key in d.resident for d in self.devices):
+        if any(entry.id in d.resident for d in self.devices):
             return "resident"
-        if any(entry.key in d.loading for d in self.devices):
+        if any(entry.id in d.loading for d in self.devices):
             return "loading"
         return "unavailable" if self.fault(entry) else "cold"
 
@@ -119,28 +158,31 @@ class Residents:
         times = self._times.get(entry.key)
         return max(0.0, times.ended_s - max(arrived_s, times.begun_s)) if times else 0.0
 
-    def device_for(self, entry: Entry, *, full_batch: bool) -> Device | None:
-        """A device for the model's next batch, or None: then `on_change` will tell.
+    def free(self, now_s: float) -> list[Device]:
+        """The devices that can take a batch now."""
+        return [device for device in self.devices if device.is_free(now_s)]
 
-        An idle device that holds the model first; a busy one may take one more batch ahead when
-        that is full already. Where none can, the model is loaded on an idle device.
-        """
-        holders = [d for d in self.devices if entry.key in d.resident]
-        room = IN_FLIGHT_BATCHES if full_batch else 1
-        free = [d for d in holders if d.in_flight < room]
-        if free:
-            return min(free, key=lambda d: d.in_flight)
+    def stage_moments(self, now_s: float) -> list[float]:
+        """When devices that are busy now will be about to end what they run."""
+        busy = [d for d in self.devices if 0 < d.in_flight < IN_FLIGHT_BATCHES]
+        return [d.stage_s for d in busy if d.stage_s > now_s]
+
+    def want(self, entry: Entry) -> None:
+        """A model has work: it is loaded on an idle device when none that has it is free."""
+        holders = [d for d in self.devices if entry.id in d.resident]
+        if any(d.in_flight == 0 for d in holders):
+            return
+        if any(entry.id in d.loading for d in self.devices) or self.fault(entry) is not None:
+            return
         idle = [d for d in self.devices if not (d.in_flight or d.loading or d in holders)]
-        somewhere = any(entry.key in d.loading for d in self.devices)
-        if idle and not somewhere and self.fault(entry) is None:
+        if idle:
             self.load(entry, idle[0])
-        return None
 
     def load(self, entry: Entry, device: Device) -> None:
         """Begins to load a model on a device, unless it is there or on its way."""
-        if entry.key in device.resident or entry.key in device.loading:
+        if entry.id in device.resident or entry.id in device.loading:
             return
-        device.loading.add(entry.key)
+        device.loading.add(entry.id)
         task = asyncio.create_task(self._load(entry, device), name=f"load {entry.key}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -159,7 +201,7 @@ class Residents:
                 entry, ModelLoading(f"{entry.key} did not load in {self._load_timeout_s:.0f} s")
             )
         else:
-            device.resident[entry.key] = entry.runtime
+            device.resident[entry.id] = entry.runtime
             self.memory_bytes[entry.key] = loaded.memory_bytes
             self._faults.pop(entry.key, None)
             self._times[entry.key] = LoadTimes(begun_s, monotonic())
@@ -168,7 +210,7 @@ class Residents:
                 *(entry.key, device.name, monotonic() - begun_s, loaded.memory_bytes / 2**20),
             )
         finally:
-            device.loading.discard(entry.key)
+            device.loading.discard(entry.id)
             self._on_change()
 
     def _on_fault(self, entry: Entry, error: ShoalError) -> None:

@@ -20,12 +20,17 @@ from shoal.catalog.load import load
 from shoal.catalog.resolve import model_spec
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
-from shoal.core.types import LANES, Lane
+from shoal.core.baselines import BaselinePolicy
+from shoal.core.lanes import parse_lanes
+from shoal.core.schedule import ModelRule, Policy, Scheduler
+from shoal.core.types import Lane
 from shoal.errors import ModelUnavailable, OperatorError, QueueUnavailable
+from shoal.ipc.messages import Traits
 from shoal.queue.interface import Queue
 from shoal.queue.opening import open_queue
 from shoal.settings import WorkerSettings
 from shoal.wire.envelope import ModelState, Status, encode
+from shoal.worker.costs import CostBook
 from shoal.worker.devices import parse
 from shoal.worker.dispatch import Dispatch
 from shoal.worker.held import Held
@@ -37,6 +42,7 @@ from shoal.worker.resident import Residents
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+SAVE_TICKS = 30
 PROBE_S = 60.0
 
 
@@ -53,7 +59,16 @@ class Worker:
         self._states: list[ModelState] = []
         self._lines: dict[tuple[str, Lane], Line] = {}
         devices = parse(settings.devices, threads=settings.threads)
+        self._rules = parse_lanes(settings.lanes)
         self._metrics = Metrics()
+        hardware = f"{devices[0].partition('#')[0].partition(':')[0]}x{settings.threads}"
+        self._costs = CostBook(settings.cache_dir / "costs.json", hardware)
+        self._scheduler = Scheduler(
+            self._rules,
+            devices=len(devices),
+            mode="oldest" if settings.policy == "oldest" else "fair",
+        )
+        self._scheduled: set[str] = set()
         self._held = Held(
             queue,
             worker=self.name,
@@ -68,20 +83,43 @@ class Worker:
             load_timeout_s=settings.load_timeout_s,
             on_change=self._on_change,
         )
+        self._dispatch = Dispatch(
+            _policy(settings, self._scheduler),
+            self._held,
+            self._residents,
+            self._lines,
+            metrics=self._metrics,
+            costs=self._costs,
+        )
         self._intake = Intake(
             queue,
             self._held,
             self._residents,
-            self._lines,
+            self._dispatch,
+            costs=self._costs,
+            lines=self._lines,
             cache_dir=settings.cache_dir,
-            on_ready=self._on_change,
+            on_traits=self._on_traits,
         )
-        self._dispatch = Dispatch(
-            self._held, self._residents, self._lines, self._metrics, on_room=self._intake.pull
-        )
+        self._dispatch.on_room = self._intake.pull
 
     def _on_change(self) -> None:
         self._dispatch.wake()
+
+    def _on_traits(self, entry: Entry, traits: Traits) -> None:
+        """How a model is scheduled is known once its runtime has said what it can do."""
+        if entry.id in self._scheduled:
+            return
+        self._scheduled.add(entry.id)
+        rule = ModelRule(
+            entry.id,
+            weight=entry.weight,
+            packing=traits.packing,
+            block_tokens=entry.profile.batch_tokens,
+            max_items=self._settings.window_items,
+            max_batch_tokens=entry.profile.max_batch_tokens,
+        )
+        self._scheduler.add_model(rule, self._costs.model(entry))
 
     def leave(self) -> None:
         """Asks the worker to drain and end."""
@@ -98,12 +136,13 @@ class Worker:
                 log.warning("model %s cannot be served here: %s", entry.id, reason)
                 self._unservable[entry.id] = reason
                 continue
-            for lane in LANES:
-                self._lines[(entry.id, lane)] = Line(
+            for rule in self._rules:
+                self._lines[(entry.id, rule.name)] = Line(
                     entry,
-                    lane,
+                    rule.name,
                     devices=len(self._residents.devices),
                     window_items=self._settings.window_items,
+                    budget_tokens=entry.profile.batch_tokens,
                 )
         await self._queue.ensure_lines({model for model, _ in self._lines})
         await self._queue.hear("cancel", self._intake.on_cancel)
@@ -138,9 +177,13 @@ class Worker:
                     self._residents.load(entry, device)
 
     async def _heartbeat(self) -> None:
+        ticks = 0
         while True:
             await self._tell_status()
             await asyncio.sleep(HEARTBEAT_S)
+            ticks += 1
+            if ticks % SAVE_TICKS == 0:
+                self._costs.save()
             # Also the tick that nothing can fall asleep behind: cool-downs, deadlines, lost pulls.
             self._intake.pull_all()
             self._dispatch.wake()
@@ -151,13 +194,31 @@ class Worker:
             reason = self._unservable.get(entry.id)
             fault = self._residents.fault(entry)
             state = "unavailable" if reason else self._residents.state(entry)
-            states.append(ModelState(entry.id, state, reason or (fault.message if fault else "")))
-        self._metrics.held.set(len(self._held))
-        status = Status(self.name, states, len(self._held), self._leaving.is_set())
+            rates = self._costs.rates(entry)
+            why = reason or (fault.message if fault else "")
+            states.append(ModelState(entry.id, state, why, rates.token_s, rates.bytes_per_token))
+        self._measure()
+        status = Status(
+            self.name,
+            states,
+            devices=len(self._residents.devices),
+            held_items=len(self._held),
+            draining=self._leaving.is_set(),
+        )
         try:
             await self._queue.tell("status", encode(status))
         except QueueUnavailable as error:
             log.debug("heartbeat: %s", error)
+
+    def _measure(self) -> None:
+        """What changes slowly: budgets, gauges."""
+        for (model, lane), line in self._lines.items():
+            if model in self._scheduled and self._settings.policy in ("fair", "oldest"):
+                line.budget_tokens = self._scheduler.budget_tokens(model, lane)
+            self._metrics.window.labels(model, lane).set(line.waiting)
+        self._metrics.held.set(len(self._held))
+        self._metrics.urgent.set(self._scheduler.urgent_batches)
+        self._metrics.debt_s.set(self._scheduler.debt_s)
 
     async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
         """Stops pulling, finishes or gives back what is held, then ends the runtimes."""
@@ -175,7 +236,15 @@ class Worker:
         await self._dispatch.close()
         await self._held.give_back_all()
         await self._residents.stop()
+        self._costs.save()
         await self._queue.close()
+
+
+def _policy(settings: WorkerSettings, scheduler: Scheduler) -> Policy:
+    """The scheduler, or the baseline that the settings ask for."""
+    if settings.policy == "fair" or settings.policy == "oldest":  # noqa: PLR1714 - mypy narrows it
+        return scheduler
+    return BaselinePolicy(settings.policy, max_items=settings.window_items)
 
 
 async def probe_runtimes() -> dict[str, str | None]:
