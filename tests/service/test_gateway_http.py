@@ -97,9 +97,10 @@ def test_gateway_http_last_of_duplicate_keys_counts(client, served):
 def test_gateway_http_carries_lane_deadline_and_trace_into_the_job(client, served):
     """The steering headers arrive in the job; a deadline over the limit is cut to it."""
     headers = {"x-shoal-lane": "bulk", "x-shoal-deadline-ms": "1500", "traceparent": TRACE}
+    headers["x-shoal-tenant"] = "team-7"
     client.post("/v1/encode", json=ENCODE, headers=headers)
     job = served.submits.jobs[-1]
-    assert (job.lane, job.traceparent) == ("bulk", TRACE)
+    assert (job.lane, job.tenant, job.traceparent) == ("bulk", "team-7", TRACE)
     assert 0 < job.deadline_s - wall() <= 1.5
     headers = {"x-shoal-deadline-ms": "1e12", "traceparent": "nonsense"}
     client.post("/v1/encode", json=ENCODE, headers=headers)

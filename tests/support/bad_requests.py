@@ -359,6 +359,8 @@ def _headers(dense: str, limits: GatewaySettings) -> list[Bad]:
     media = {"status": 415, "code": "unsupported_media_type"}
     return [
         header("lane", "X-Shoal-Lane", "fast", says="interactive, bulk"),
+        header("tenant", "X-Shoal-Tenant", "a b", says="64"),
+        header("tenant too long", "X-Shoal-Tenant", "x" * 65),
         header("deadline 0", "X-Shoal-Deadline-Ms", "0"),
         header("deadline negative", "X-Shoal-Deadline-Ms", "-5"),
         header("deadline word", "X-Shoal-Deadline-Ms", "soon"),

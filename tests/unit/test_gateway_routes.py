@@ -12,6 +12,7 @@ import numpy as np
 import openapi_spec_validator
 import pytest
 
+from shoal.core.lanes import DEFAULT_LANES, parse_lanes
 from shoal.errors import Bug, InvalidRequest
 from shoal.gateway import native, openai, rerank
 from shoal.gateway.ask import ask
@@ -25,9 +26,11 @@ from shoal.wire.arrays import Array
 from shoal.wire.envelope import Result, Timing
 from tests.support.local_submits import CATALOG
 
+LANES = parse_lanes(DEFAULT_LANES)
 
-def asked(headers=None):
-    return ask(headers or {}, "request-1", CATALOG, GatewaySettings())
+
+def asked(headers=None, lanes=("interactive", "bulk")):
+    return ask(headers or {}, "request-1", CATALOG, GatewaySettings(), lanes)
 
 
 def answer(labels=(), **arrays):
@@ -183,7 +186,7 @@ def test_models_name_only_the_endpoints_that_serve_them():
 
 def test_openapi_is_valid_and_complete():
     """The description is valid OpenAPI 3.1 and has every route of the table."""
-    document = json.loads(description())
+    document = json.loads(description(LANES))
     openapi_spec_validator.validate(document)
     assert set(document["paths"]) == {route.path for route in (*TASKS, *PAGES)}
 
@@ -197,7 +200,7 @@ def test_openapi_examples_can_be_read():
 
 def test_openapi_schemas_describe_the_answers():
     """The fields of a real answer are those of its schema."""
-    schemas = json.loads(description())["components"]["schemas"]
+    schemas = json.loads(description(LANES))["components"]["schemas"]
     card = msgspec.to_builtins(openai.model_card(CATALOG, "dense", {}))
     assert set(card) == set(schemas["ModelCard"]["properties"])
 
@@ -227,4 +230,39 @@ def test_gateway_import_is_light():
 def test_ask_reads_headers_case_and_space():
     """Lane names are read whatever their case and the space around them."""
     assert asked({b"x-shoal-lane": b" Bulk "}).lane == "bulk"
+    assert asked({b"x-shoal-tenant": b" Team-7.eu_a "}).tenant == "Team-7.eu_a"
     assert asked({b"traceparent": b"00-x"}).traceparent is None
+
+
+def test_ask_takes_the_configured_lanes_and_no_others():
+    """The first lane is the default; another deployment's lanes are a 400 that lists ours."""
+    lanes = ("fast", "slow", "night")
+    assert asked(lanes=lanes).lane == "fast"
+    assert asked({b"x-shoal-lane": b"night"}, lanes).lane == "night"
+    with pytest.raises(InvalidRequest, match="fast, slow, night") as refused:
+        asked({b"x-shoal-lane": b"bulk"}, lanes)
+    assert refused.value.param == "X-Shoal-Lane"
+
+
+@pytest.mark.parametrize("name", [b"", b"a b", b"x" * 65, "\u00e9".encode(), b'a"b', b"a/b"])
+def test_ask_refuses_a_tenant_of_other_letters(name):
+    """A tenant is 1 to 64 plain characters; anything else is a 400 that names the header."""
+    with pytest.raises(InvalidRequest) as refused:
+        asked({b"x-shoal-tenant": name})
+    assert refused.value.param == "X-Shoal-Tenant"
+
+
+def test_ask_carries_the_tenant_into_the_job():
+    """The tenant of the header is the job's; without the header it has none."""
+    body = native.EncodeRequest("dense", "x")
+    assert native.encode_job(body, asked({b"x-shoal-tenant": b"a" * 64})).tenant == "a" * 64
+    assert native.encode_job(body, asked()).tenant is None
+
+
+def test_openapi_shows_the_configured_lanes():
+    """The description has the lanes of this server, the default first, with their rules."""
+    document = json.loads(description(parse_lanes("fast:3:50ms:1s,slow:1:400ms:9s")))
+    lane = document["components"]["parameters"]["Lane"]
+    assert lane["schema"] == {"type": "string", "enum": ["fast", "slow"], "default": "fast"}
+    assert "`slow` 1 (batches of 400 ms at most)" in lane["description"]
+    openapi_spec_validator.validate(document)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.exchange import Call, Reply
-from shoal.core.types import Lane
 from shoal.wire.arrays import Array
 
 Floats = NDArray[np.float32]
@@ -27,11 +26,12 @@ OutputName = Literal["dense", "sparse"]
 class Options(TypedDict, total=False):
     """What every call takes besides its own arguments.
 
-    lane: `interactive` or `bulk`. timeout_s: time for the call with all its tries.
+    lane: a lane of the server's (`interactive` and `bulk`, unless it is told otherwise); left out,
+    the server decides. timeout_s: time for the call with all its tries.
     deadline_s: time after which the server may drop the work; the timeout when left out.
     """
 
-    lane: Lane
+    lane: str
     timeout_s: float
     deadline_s: float
 

@@ -21,7 +21,6 @@ from shoal import __version__, clock
 from shoal.client.core import Core, Options
 from shoal.client.exchange import Call, Lost, Policy, Reply, Send, Sleep, exchange
 from shoal.client.spread import AsyncSpread, Spread
-from shoal.core.types import Lane
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_CONNECTIONS = 256
@@ -52,8 +51,8 @@ class _Shell:
     """What both clients are given.
 
     base_url: address of the server. timeout_s: time for a call with all its tries.
-    lane: `interactive` or `bulk`. max_retries: tries after the first, for a full or absent server.
-    headers: sent with every request.
+    lane: a lane of the server's; None leaves it to the server. max_retries: tries after the first,
+    for a full or absent server. headers: sent with every request.
     """
 
     def __init__(
@@ -61,14 +60,14 @@ class _Shell:
         base_url: str = DEFAULT_URL,
         *,
         timeout_s: float = 60.0,
-        lane: Lane = "interactive",
+        lane: str | None = None,
         max_retries: int = 4,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._policy = Policy(timeout_s, max_retries)
         self._rng = random.Random()  # noqa: S311  # jitter, no secret
-        self._core = Core(Options(lane=lane))
+        self._core = Core(Options() if lane is None else Options(lane=lane))
         self._connection: dict[str, Any] = {
             "base_url": self.base_url,
             "headers": {"user-agent": f"shoal/{__version__}", **(headers or {})},

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import clock
 from shoal.catalog.snapshot import Snapshot
+from shoal.core.lanes import parse_lanes
 from shoal.core.spelling import did_you_mean
 from shoal.errors import (
     Bug,
@@ -28,7 +29,7 @@ from shoal.errors import (
     QueueFull,
     ShoalError,
 )
-from shoal.gateway.ask import ask, request_id
+from shoal.gateway.ask import Ask, ask, request_id
 from shoal.gateway.failures import Shape, error_body, error_headers
 from shoal.gateway.forms import sent_form
 from shoal.gateway.jobs import Submits
@@ -66,7 +67,9 @@ class App:
         self._traffic = Traffic()
         registry = CollectorRegistry() if registry is None else registry
         registry.register(self._traffic)
-        self._pages = Pages(catalog, submits, registry)
+        lanes = parse_lanes(settings.lanes)
+        self._lanes = tuple(rule.name for rule in lanes)
+        self._pages = Pages(catalog, submits, registry, lanes)
         self._attendant = Attendant(settings.body_timeout_s, settings.max_open_requests)
         self._routes: dict[str, TaskRoute | PageRoute] = {task.path: task for task in TASKS}
         self._routes |= {page.path: page for page in PAGES if page is not MODEL}
@@ -159,7 +162,7 @@ class App:
         form = sent_form(visit.headers.get(b"content-type"))
         body = await visit.body(self._settings.max_body_bytes)
         request = route.reader.read(body, form)
-        job = route.job(request, ask(visit.headers, visit.id, self._catalog(), self._settings))
+        job = route.job(request, self._ask(visit))
         try:
             answer = await self._submits.run(job)
         except CallerError as error:
@@ -173,6 +176,9 @@ class App:
             content,
             [(b"server-timing", _server_timing(answer.timing))],
         )
+
+    def _ask(self, visit: Visit) -> Ask:
+        return ask(visit.headers, visit.id, self._catalog(), self._settings, self._lanes)
 
     def _failed(
         self, error: ShoalError, visit: Visit, route: TaskRoute | PageRoute | None, path: str

@@ -1,7 +1,8 @@
 """The part of a request that every task route shares: headers in, checked inputs out, a Job made.
 
-Owns the meaning of `X-Shoal-Lane`, `X-Shoal-Deadline-Ms`, `X-Request-Id` and `traceparent`, the
-limits on inputs, and the choice of the model. Does not own the fields of any one route.
+Owns the meaning of `X-Shoal-Lane`, `X-Shoal-Tenant`, `X-Shoal-Deadline-Ms`, `X-Request-Id` and
+`traceparent`, the limits on inputs, and the choice of the model. Does not own the fields of any one
+route, and believes a tenant's name: nothing is proved by it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from msgspec import Meta
 from shoal import clock
 from shoal.catalog.schema import Entry
 from shoal.catalog.snapshot import Snapshot
-from shoal.core.lanes import DEFAULT_LANES, parse_lanes
 from shoal.core.types import Lane, Task
 from shoal.errors import InputTooLong, InvalidRequest
 from shoal.gateway.jobs import Job
@@ -47,6 +47,7 @@ ENDPOINTS: Final[Mapping[Task, tuple[str, ...]]] = {
 
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_TENANT = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # A number is cheaper than a random id per request, and as unique behind a random prefix.
 _prefix = secrets.token_hex(6)
@@ -73,6 +74,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     request_id: str
     lane: Lane
+    tenant: str | None
     deadline_s: float
     traceparent: str | None
     catalog: Snapshot
@@ -109,6 +111,7 @@ class Ask(msgspec.Struct, frozen=True):
             self.lane,
             self.deadline_s,
             self.traceparent,
+            self.tenant,
         )
 
     def texts_or_ids(self, value: TextsOrIds, field: str) -> Inputs:
@@ -181,15 +184,24 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 def ask(
-    headers: Mapping[bytes, bytes], request: str, catalog: Snapshot, limits: GatewaySettings
+    headers: Mapping[bytes, bytes],
+    request: str,
+    catalog: Snapshot,
+    limits: GatewaySettings,
+    lanes: Sequence[Lane],
 ) -> Ask:
-    """Reads the headers that steer a request. Raises `InvalidRequest` that names the header."""
+    """Reads the headers that steer a request. Raises `InvalidRequest` that names the header.
+
+    lanes: the names that `X-Shoal-Lane` may have, the default first.
+    """
     lane = headers.get(b"x-shoal-lane")
+    tenant = headers.get(b"x-shoal-tenant")
     deadline = headers.get(b"x-shoal-deadline-ms")
     trace = headers.get(b"traceparent")
     return Ask(
         request,
-        "interactive" if lane is None else _lane(lane),
+        lanes[0] if lane is None else _lane(lane, lanes),
+        None if tenant is None else _tenant(tenant),
         clock.wall()
         + (limits.default_deadline_s if deadline is None else _time_s(deadline, limits)),
         trace.decode("ascii") if trace is not None and _TRACEPARENT.fullmatch(trace) else None,
@@ -198,18 +210,26 @@ def ask(
     )
 
 
-LANES = [rule.name for rule in parse_lanes(DEFAULT_LANES)]
-
-
-def _lane(header: bytes) -> Lane:
+def _lane(header: bytes, lanes: Sequence[Lane]) -> Lane:
     name = header.strip().lower().decode("latin-1")
-    for lane in LANES:
+    for lane in lanes:
         if name == lane:
             return lane
     raise InvalidRequest(
-        f"X-Shoal-Lane is {name[:50]!r}; it must be one of {', '.join(LANES)}",
+        f"X-Shoal-Lane is {name[:50]!r}; it must be one of {', '.join(lanes)}",
         param="X-Shoal-Lane",
     )
+
+
+def _tenant(header: bytes) -> str:
+    name = header.strip()
+    if not _TENANT.fullmatch(name):
+        raise InvalidRequest(
+            f"X-Shoal-Tenant is {name[:80].decode('latin-1')!r}; it must be 1 to 64 letters, "
+            "digits, `.`, `_` and `-`",
+            param="X-Shoal-Tenant",
+        )
+    return name.decode("ascii")
 
 
 def _time_s(header: bytes, limits: GatewaySettings) -> float:

@@ -19,7 +19,8 @@ from shoal.wire.envelope import Inputs, Params, Result, Timing
 class Job(msgspec.Struct, frozen=True):
     """One task on one model: all inputs of an HTTP request, checked and not yet split.
 
-    deadline_s is wall-clock seconds since the epoch.
+    deadline_s is wall-clock seconds since the epoch. tenant: who shares the model fairly with the
+    other tenants; None is a tenant too.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True):
     lane: Lane
     deadline_s: float
     traceparent: str | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shoal import __version__
-from shoal.core.lanes import DEFAULT_LANES, parse_lanes
+from shoal.core.lanes import LaneRule
 from shoal.gateway.failures import NativeError, OpenAIError, Shape
 from shoal.gateway.routes import PageRoute, TaskRoute
 
@@ -23,7 +23,8 @@ _FAILURES = {
     "408": "The body did not arrive in time.",
     "413": "The body is over the limit.",
     "415": "The body is neither JSON nor MessagePack.",
-    "429": "The queue is full; `Retry-After` says when to try again.",
+    "429": "The queue is full, or the answer could not be in time; `Retry-After` says when to try "
+    "again.",
     "500": "The model failed on this input, or the server is at fault.",
     "503": "Not served now; `Retry-After` says when to try again.",
     "504": "No answer before the deadline.",
@@ -31,8 +32,10 @@ _FAILURES = {
 _PAGE_FAILURES = {"404": "No such model."}
 
 
-def document(tasks: Sequence[TaskRoute], pages: Sequence[PageRoute]) -> dict[str, Any]:
-    """The whole description, ready to be encoded."""
+def document(
+    tasks: Sequence[TaskRoute], pages: Sequence[PageRoute], lanes: Sequence[LaneRule]
+) -> dict[str, Any]:
+    """The whole description, ready to be encoded. lanes: the default first."""
     kinds: list[type] = [NativeError, OpenAIError]
     for task in tasks:
         kinds += [task.reader.kind, task.response]
@@ -53,18 +56,35 @@ def document(tasks: Sequence[TaskRoute], pages: Sequence[PageRoute]) -> dict[str
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components, "parameters": _PARAMETERS, "headers": _HEADERS},
+        "components": {
+            "schemas": components,
+            "parameters": {"Lane": _lane(lanes), **_PARAMETERS},
+            "headers": _HEADERS,
+        },
     }
 
 
-LANES = [rule.name for rule in parse_lanes(DEFAULT_LANES)]
-
-_PARAMETERS: dict[str, Any] = {
-    "Lane": {
+def _lane(lanes: Sequence[LaneRule]) -> dict[str, Any]:
+    names = [rule.name for rule in lanes]
+    rules = ", ".join(
+        f"`{rule.name}` {rule.weight:g} (batches of {rule.quantum_s * 1e3:g} ms at most)"
+        for rule in lanes
+    )
+    return {
         "name": "X-Shoal-Lane",
         "in": "header",
-        "description": "`bulk` waits behind `interactive`.",
-        "schema": {"type": "string", "enum": list(LANES), "default": LANES[0]},
+        "description": f"Class of service. Shares of device time: {rules}.",
+        "schema": {"type": "string", "enum": names, "default": names[0]},
+    }
+
+
+_PARAMETERS: dict[str, Any] = {
+    "Tenant": {
+        "name": "X-Shoal-Tenant",
+        "in": "header",
+        "description": "Who asks. Tenants of a model get equal shares of it. The name is believed "
+        "as it is: there is no authentication yet.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
     },
     "Deadline": {
         "name": "X-Shoal-Deadline-Ms",
@@ -106,7 +126,9 @@ def _task(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
         "operationId": route.name,
         "summary": route.summary,
         "tags": ["tasks"],
-        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in _PARAMETERS],
+        "parameters": [
+            {"$ref": f"#/components/parameters/{name}"} for name in ("Lane", *_PARAMETERS)
+        ],
         "requestBody": {"required": True, "content": _in_both(body)},
         "responses": {
             "200": {

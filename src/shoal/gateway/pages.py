@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from shoal.catalog.snapshot import Snapshot
+from shoal.core.lanes import LaneRule
 from shoal.gateway import openai
 from shoal.gateway.forms import Form
 from shoal.gateway.jobs import Submits
@@ -52,7 +53,11 @@ class Pages:
     """Answers of the GET routes; `draining` makes /readyz say no."""
 
     def __init__(
-        self, catalog: Callable[[], Snapshot], submits: Submits, registry: CollectorRegistry
+        self,
+        catalog: Callable[[], Snapshot],
+        submits: Submits,
+        registry: CollectorRegistry,
+        lanes: tuple[LaneRule, ...],
     ) -> None:
         self._catalog = catalog
         self._submits = submits
@@ -64,7 +69,7 @@ class Pages:
             METRICS: lambda _path, _form: self._metrics(),
             MODELS: lambda _, form: self._models(form),
             MODEL: self._model,
-            OPENAPI: lambda _path, _form: Response(200, b"application/json", description()),
+            OPENAPI: lambda _path, _form: Response(200, b"application/json", description(lanes)),
             DOCS: lambda _path, _form: _docs(),
         }
 
@@ -97,9 +102,9 @@ def _docs() -> Response:
 
 
 @cache
-def description() -> bytes:
+def description(lanes: tuple[LaneRule, ...]) -> bytes:
     """`/openapi.json`, written once."""
-    return msgspec.json.format(msgspec.json.encode(document(TASKS, PAGES)), indent=1)
+    return msgspec.json.format(msgspec.json.encode(document(TASKS, PAGES, lanes)), indent=1)
 
 
 @cache

@@ -159,6 +159,7 @@ class Submitter:
             params=job.params,
             body=EMPTY if payload else msgspec.Raw(body),
             payload=payload,
+            tenant=job.tenant,
             traceparent=job.traceparent,
         )
         await self._queue.submit(
