@@ -4,8 +4,9 @@ The wait of new work on W devices with M models that have work, and batches of a
 
     wait <= backlog / W + (2 + ceil((M - 1) / W)) * q
 
-The first term is what was there before. The second is the batch that has just begun, the turn of
-every other model, and the batch itself. A request whose deadline comes before that, and before its
+The first term is what was there before, as far as it goes first: devices are shared fairly, so a
+line does not wait for all of what others have (`ahead_s`). The second is the batch that has just
+begun, the turn of every other model, and the batch itself. A request whose deadline comes before that, and before its
 own cost is worked off, is refused at once, with the time after which it would not be: a refusal now
 is worth more than a timeout later. Cost is counted, not requests.
 
@@ -24,7 +25,7 @@ LEAST_RETRY_S = 0.5
 class FleetLoad:
     """What a gateway knows of the fleet.
 
-    backlog_s: device seconds of all work that was submitted and not answered. devices: how many
+    backlog_s: device seconds of the work that goes first (`ahead_s`). devices: how many
     share it. active_models: how many models have work. quantum_s: the longest batch of the lane.
     """
 
@@ -32,6 +33,27 @@ class FleetLoad:
     devices: int
     active_models: int
     quantum_s: float
+
+
+def ahead_s(
+    total_s: float,
+    lane_s: float,
+    line_s: float,
+    cost_s: float,
+    *,
+    lane_share: float,
+    line_share: float,
+) -> float:
+    """Device seconds of other work that may run before new work of `cost_s` is done.
+
+    Of all that waits (`total_s`), `lane_s` is of the new work's lane and `line_s` of its model in
+    that lane. A lane gets at least its share of the devices, and a line its share of the lane's;
+    so while a fair share works off what is its own, others have run (1 / share - 1) times as much.
+    The least of the three bounds counts. 0 exactly when nothing waits.
+    """
+    by_lane_s = (lane_s + cost_s) / lane_share - cost_s
+    by_line_s = (line_s + cost_s) / (lane_share * line_share) - cost_s
+    return max(0.0, min(total_s, by_lane_s, by_line_s))
 
 
 def wait_s(load: FleetLoad) -> float:

@@ -6,11 +6,13 @@ a is the launch of a pass, b the linear layers, c attention, and the floor the f
 a device is not filled and a larger batch takes no longer. A straight line through that region is
 the classic mistake: it makes small batches look cheap and large ones dear.
 
-The three coefficients are fitted by recursive least squares with forgetting (Haykin, Adaptive
-Filter Theory, ch. 10) on features scaled to about 1; an observation far from the prediction moves
-them only as far as `CLIP` times the prediction, so one page fault or one noisy neighbour does not
-bend the curve. The quantile is the estimate times a factor that is moved up and down so that
-`QUANTILE` of the observations lie below it (Robbins and Monro 1951).
+The three coefficients are the non-negative least squares fit (Lawson and Hanson 1974) of relative
+errors over the observations, older ones forgotten by and by, with a pull towards what was believed
+at the start that a few observations outweigh. With three unknowns the exact solution is the best of
+the seven sets of them that may be above zero. An observation far above the prediction is believed
+only in part and counts little, so one page fault or one noisy neighbour does not bend the curve.
+The quantile is the estimate times a factor that is moved up and down so that `QUANTILE` of the
+observations lie below it (Robbins and Monro 1951).
 
 One model of cost belongs to one (model, device kind, runtime). Owns the estimate. Does not own
 what is measured or where the state is kept.
@@ -24,12 +26,15 @@ from dataclasses import dataclass
 QUANTILE = 0.95
 CLIP = 3.0
 _FORGET = 0.98
-_SCALE = (1.0, 1_000.0, 250_000.0)
+_OUTLIER_WEIGHT = 0.1
+_GUESS_PULL = 0.05
+_KNOWN_PULL = 1.0
+_SUBSETS = ((0, 1, 2), (0, 1), (1, 2), (0, 2), (1,), (0,), (2,))
 _FACTOR_STEP = 0.05
 _FACTOR_MOST = 8.0
 _FLOOR_RISE = 1.02
-_PRIOR = 10.0
 _TRUST_AFTER = 8
+_TYPICAL_TOKENS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +75,31 @@ class CostModel:
     """One (model, device, runtime)'s cost of batches."""
 
     def __init__(self, start: CostState) -> None:
-        self._w = [start.launch_s, start.token_s * _SCALE[1], start.square_s * _SCALE[2]]
-        prior = _PRIOR if start.batches < _TRUST_AFTER else _PRIOR / 100
-        self._p = [[prior if i == j else 0.0 for j in range(3)] for i in range(3)]
+        token_s = max(start.token_s, 1e-9)
+        self._w = [start.launch_s, token_s, start.square_s]
+        # Squares of the sizes at which each coefficient would be surprising.
+        sizes = [
+            max(start.launch_s, 10 * token_s),
+            token_s,
+            max(start.square_s, token_s / _TYPICAL_TOKENS),
+        ]
+        pull = _KNOWN_PULL if start.batches >= _TRUST_AFTER else _GUESS_PULL
+        self._pull = [pull / size**2 for size in sizes]
+        self._start = list(self._w)
+        self._xx = [[0.0] * 3 for _ in range(3)]
+        self._xt = [0.0] * 3
         self._floor_s = start.floor_s
         self._factor = start.factor
         self._batches = start.batches
 
     def state(self) -> CostState:
         """What is known now."""
-        a, b, c = self._coefficients()
+        a, b, c = self._w
         return CostState(a, b, c, self._floor_s, self._factor, self._batches)
-
-    def _coefficients(self) -> tuple[float, float, float]:
-        """a, b and c, none of them negative, and b above zero."""
-        a, b, c = (w / scale for w, scale in zip(self._w, _SCALE, strict=True))
-        return max(a, 0.0), max(b, 1e-9), max(c, 0.0)
 
     def predict_s(self, work: Work) -> float:
         """Expected device seconds of a batch."""
-        a, b, c = self._coefficients()
+        a, b, c = self._w
         return max(self._floor_s, a + b * work.padded_tokens + c * work.squares)
 
     def bound_s(self, work: Work) -> float:
@@ -98,37 +108,53 @@ class CostModel:
 
     def budget_tokens(self, allowed_s: float, length_tokens: int) -> int:
         """The most padded tokens, in sequences of about this length, that run in `allowed_s`."""
-        a, b, c = self._coefficients()
+        a, b, c = self._w
         if allowed_s <= self._floor_s:
             return 0
         return max(0, int((allowed_s - a) / (b + c * length_tokens)))
 
     def observe(self, work: Work, took_s: float) -> None:
         """Learns from a batch that took `took_s` device seconds."""
+        took_s = max(took_s, 1e-6)
         expected_s = self.predict_s(work)
         self._batches += 1
-        learning = self._batches <= _TRUST_AFTER
         self._move_factor(expected_s, took_s)
         self._move_floor(took_s)
-        # In the flat region a batch says nothing about the slope.
-        x = [1.0 / _SCALE[0], work.padded_tokens / _SCALE[1], work.squares / _SCALE[2]]
-        linear_s = sum(w * f for w, f in zip(self._w, x, strict=True))
+        a, b, c = self._w
+        linear_s = a + b * work.padded_tokens + c * work.squares
         if linear_s < self._floor_s and took_s <= self._floor_s * 1.1:
-            return
-        error_s = took_s - linear_s
-        if not learning:
-            most_s = CLIP * max(expected_s, 1e-6)
-            error_s = max(-most_s, min(most_s, error_s))
-            if took_s > CLIP * max(expected_s, 1e-6):
-                error_s *= 0.05  # an outlier: noticed, hardly believed
-        p = self._p
-        px = [sum(p[i][j] * x[j] for j in range(3)) for i in range(3)]
-        gain_base = _FORGET + sum(xi * pxi for xi, pxi in zip(x, px, strict=True))
-        gain = [v / gain_base for v in px]
-        self._w = [w + g * error_s for w, g in zip(self._w, gain, strict=True)]
-        self._p = [
-            [min((p[i][j] - gain[i] * px[j]) / _FORGET, _PRIOR) for j in range(3)] for i in range(3)
+            return  # in the flat region a batch says nothing about the slope
+        weight = 1.0
+        if self._batches > _TRUST_AFTER and took_s > CLIP * expected_s:
+            took_s, weight = CLIP * expected_s, _OUTLIER_WEIGHT
+        x = (1.0, float(work.padded_tokens), float(work.squares))
+        weight /= took_s**2  # relative errors: small batches count as much as large ones
+        for i in range(3):
+            self._xt[i] = _FORGET * self._xt[i] + weight * x[i] * took_s
+            for j in range(3):
+                self._xx[i][j] = _FORGET * self._xx[i][j] + weight * x[i] * x[j]
+        self._w = self._solve()
+
+    def _solve(self) -> list[float]:
+        """The non-negative coefficients that fit best; the slope stays above zero."""
+        matrix = [
+            [self._xx[i][j] + (self._pull[i] if i == j else 0.0) for j in range(3)]
+            for i in range(3)
         ]
+        right = [self._xt[i] + self._pull[i] * self._start[i] for i in range(3)]
+        best, least = self._w, float("inf")
+        for chosen in _SUBSETS:
+            part = _solve_part(matrix, right, chosen)
+            if part is None or min(part) < 0.0:
+                continue
+            w = [0.0] * 3
+            for at, value in zip(chosen, part, strict=True):
+                w[at] = value
+            # The minimum of the quadratic on its support is -w.right.
+            loss = -sum(w[i] * right[i] for i in chosen)
+            if loss < least:
+                best, least = w, loss
+        return [best[0], max(best[1], 1e-9), best[2]]
 
     def _move_factor(self, expected_s: float, took_s: float) -> None:
         """Up by much when a batch is above, down by little when it is below."""
@@ -142,3 +168,24 @@ class CostModel:
             self._floor_s = took_s
         else:
             self._floor_s = min(self._floor_s * _FLOOR_RISE, took_s)
+
+
+def _solve_part(
+    matrix: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]
+) -> list[float] | None:
+    """Solves the rows and columns `chosen` by elimination; None where they are singular."""
+    rows = [[matrix[i][j] for j in chosen] + [right[i]] for i in chosen]
+    n = len(chosen)
+    for k in range(n):
+        pivot = max(range(k, n), key=lambda r: abs(rows[r][k]))
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        if rows[k][k] == 0.0:
+            return None
+        for r in range(k + 1, n):
+            factor = rows[r][k] / rows[k][k]
+            rows[r] = [v - factor * u for v, u in zip(rows[r], rows[k], strict=True)]
+    solved = [0.0] * n
+    for k in range(n - 1, -1, -1):
+        known = sum(rows[k][j] * solved[j] for j in range(k + 1, n))
+        solved[k] = (rows[k][n] - known) / rows[k][k]
+    return solved

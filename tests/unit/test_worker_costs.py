@@ -1,0 +1,74 @@
+"""Costs kept across restarts, and when a device is free for its next batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.catalog.schema import Entry, Profile
+from shoal.core.cost import Work
+from shoal.core.types import Batch, Item
+from shoal.worker.costs import CostBook
+from shoal.worker.resident import Device
+
+ENTRY = Entry(
+    id="m",
+    tasks=["encode"],
+    source="file:///",
+    profile=Profile(tokens_per_s=1000.0, launch_ms=5.0),
+)
+WORK = Work(500, 25_000)
+
+
+def test_cost_book_starts_from_the_profile(tmp_path):
+    """Before anything ran, 500 tokens at 1,000 tokens/s and a launch of 5 ms."""
+    book = CostBook(tmp_path / "costs.json", "cpux1")
+    assert book.model(ENTRY).predict_s(WORK) == pytest.approx(0.505)
+
+
+def test_cost_book_survives_a_restart_for_the_same_hardware_only(tmp_path):
+    """What was learnt is an estimate for the next process, and not for another device."""
+    book = CostBook(tmp_path / "costs.json", "cpux1")
+    for _ in range(50):
+        book.model(ENTRY).observe(WORK, 0.1)
+    learnt_s = book.model(ENTRY).predict_s(WORK)
+    assert learnt_s == pytest.approx(0.1, rel=0.1)
+    book.save()
+    again = CostBook(tmp_path / "costs.json", "cpux1")
+    assert again.model(ENTRY).predict_s(WORK) == pytest.approx(learnt_s)
+    other = CostBook(tmp_path / "costs.json", "cudax1")
+    assert other.model(ENTRY).predict_s(WORK) == pytest.approx(0.505)
+
+
+def test_cost_book_of_a_broken_file_begins_anew(tmp_path):
+    """A damaged file costs what was learnt and nothing else."""
+    (tmp_path / "costs.json").write_text("{ broken")
+    book = CostBook(tmp_path / "costs.json", "cpux1")
+    assert book.model(ENTRY).predict_s(WORK) == pytest.approx(0.505)
+    book.save()
+    assert CostBook(tmp_path / "costs.json", "cpux1").model(ENTRY)
+
+
+def test_cost_book_rates_are_per_useful_token(tmp_path):
+    """Padding is in the rate: 100 useful tokens that took a second are 10 ms each."""
+    book = CostBook(tmp_path / "costs.json", "cpux1")
+    items = (Item("i", "m", "interactive", (100,), 0.0, 0.0),)
+    book.on_batch(ENTRY, Batch("m", "interactive", items, Work(400, 1), 1.0, 0), 1.0)
+    book.on_text(ENTRY, 450, 100)
+    rates = book.rates(ENTRY)
+    assert (rates.token_s, rates.bytes_per_token) == (0.01, 4.5)
+
+
+def test_device_takes_the_next_batch_when_the_running_one_is_about_to_end():
+    """Idle: free. Busy: free a tenth before the expected end. Two ahead: not free."""
+    device = Device("cpu#0")
+    assert device.is_free(0.0)
+    device.on_sent(1.0, 0.0)
+    assert not device.is_free(0.85)
+    assert device.is_free(0.91)
+    device.on_sent(1.0, 0.91)
+    assert not device.is_free(5.0)
+    device.on_back(1.2)  # the second has begun
+    assert not device.is_free(2.0)
+    assert device.is_free(2.11)
+    device.on_back(2.2)
+    assert (device.is_free(2.2), device.in_flight) == (True, 0)
