@@ -42,15 +42,15 @@ def error(model, seed=1):
 def test_cost_model_learns_a_noisy_device(seed):
     """After a few hundred batches the median error is small, and large ones are rare."""
     middle, high = error(trained(seed))
-    assert middle < 0.08
-    assert high < 0.35
+    assert middle < 0.03
+    assert high < 0.06
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_cost_model_does_not_believe_outliers(seed):
     """One batch in thirty takes twenty times as long: the curve stays where it was."""
     middle, _ = error(trained(seed, outliers=1 / 30))
-    assert middle < 0.35
+    assert middle < 0.03
 
 
 def test_cost_model_bound_holds_for_most_batches():
