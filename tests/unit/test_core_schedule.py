@@ -256,6 +256,28 @@ def test_baselines_serve_everything_once(seed, kind):
     assert max(len(b.items) for _, _, b in done.batches) <= most
 
 
+def test_schedule_worked_example():
+    """The example of ARCHITECTURE.md, step by step."""
+    policy = scheduler(["minilm", "other"], packing=False)
+    for tokens in (30, 200, 28, 205, 32, 195, 31):
+        assert policy.add(item("minilm", tokens), 0.0)
+    assert policy.budget_tokens("minilm", "interactive") == 980
+    first = policy.next_batch(0.0, 1, lambda _: True)
+    assert sorted(i.tokens for i in first.items) == [28, 30, 31, 32]
+    assert first.work.padded_tokens == 128
+    assert first.expected_s == pytest.approx(0.015, abs=0.001)
+    assert first.tokens / first.work.padded_tokens == pytest.approx(0.95, abs=0.01)
+    for _ in range(2):
+        policy.add(item("other", 20, at=0.01), 0.01)
+    policy.finished(first, first.expected_s, 0.015)
+    second = policy.next_batch(0.015, 1, lambda _: True)
+    assert sorted(i.tokens for i in second.items) == [195, 200, 205]
+    assert second.work.padded_tokens == 615
+    policy.finished(second, second.expected_s, 0.08)
+    third = policy.next_batch(0.08, 1, lambda _: True)
+    assert third.model == "other"
+
+
 def test_lanes_parse_reads_the_setting_and_names_what_is_wrong():
     """The default is readable; a wrong rule is an error that shows the right form."""
     rules = parse_lanes(DEFAULT_LANES)
