@@ -13,6 +13,7 @@
     │   ├── UnsupportedMedia       415  neither JSON nor MessagePack
     │   └── ClientGone             499  the caller closed the connection
     ├── CapacityError          the fleet cannot take it now; again later may work
+    │   ├── Overloaded             429  the answer could not be in time
     │   ├── QueueFull              429
     │   ├── QueueUnavailable       503  the broker is away
     │   ├── ModelLoading           503
@@ -141,9 +142,16 @@ class ClientGone(CallerError):
 class CapacityError(ShoalError):
     """The fleet cannot take the work now."""
 
-    code = "overloaded"
+    code = "capacity"
     http_status = 503
     retryable = True
+
+
+class Overloaded(CapacityError):
+    """So much work is before this that it could not be answered by its deadline."""
+
+    code = "overloaded"
+    http_status = 429
 
 
 class QueueFull(CapacityError):

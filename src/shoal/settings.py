@@ -107,6 +107,10 @@ class GatewaySettings(QueueSettings):
         Count, Meta(description="Larger requests are split into items of about this cost.")
     ] = 1024
     item_inputs: Annotated[Count, Meta(description="Inputs that one item may carry.")] = 64
+    admission: Annotated[
+        bool,
+        Meta(description="Refuse at once (429) what could not be answered by its deadline."),
+    ] = True
     max_in_flight_items: Annotated[
         Count, Meta(description="Items that this gateway waits for; one more is 429.")
     ] = 50_000

@@ -5,10 +5,12 @@ The wait of new work on W devices with M models that have work, and batches of a
     wait <= backlog / W + (2 + ceil((M - 1) / W)) * q
 
 The first term is what was there before, as far as it goes first: devices are shared fairly, so a
-line does not wait for all of what others have (`ahead_s`). The second is the batch that has just
-begun, the turn of every other model, and the batch itself. A request whose deadline comes before that, and before its
-own cost is worked off, is refused at once, with the time after which it would not be: a refusal now
-is worth more than a timeout later. Cost is counted, not requests.
+line does not wait for all that others have (`ahead_s`). The second is the batch that has just
+begun, the turn of every other model, and the batch itself. When little is there, one device has
+worked it off, one after the other, before all those turns could happen: that is the other bound.
+A request whose deadline comes before the lesser of the two, its own cost included, is refused at
+once, with the time after which it would not be: a refusal now is worth more than a timeout later.
+Cost is counted, not requests.
 
 Owns the bound. Does not own where its numbers come from (`shoal.gateway.backlog`).
 """
@@ -63,6 +65,11 @@ def wait_s(load: FleetLoad) -> float:
     return load.backlog_s / devices + turns * load.quantum_s
 
 
+def needed_s(load: FleetLoad, cost_s: float) -> float:
+    """The bound on the time until work of `cost_s` that comes now is done."""
+    return min(wait_s(load) + cost_s / max(1, load.devices), load.backlog_s + cost_s)
+
+
 def refuse(load: FleetLoad, cost_s: float, time_s: float) -> float | None:
     """None to admit; else the seconds after which a request like this would be admitted.
 
@@ -71,7 +78,5 @@ def refuse(load: FleetLoad, cost_s: float, time_s: float) -> float | None:
     """
     if load.backlog_s <= 0.0:
         return None
-    needed_s = wait_s(load) + cost_s / max(1, load.devices)
-    if needed_s <= time_s:
-        return None
-    return max(LEAST_RETRY_S, needed_s - time_s)
+    late_s = needed_s(load, cost_s) - time_s
+    return max(LEAST_RETRY_S, late_s) if late_s > 0 else None

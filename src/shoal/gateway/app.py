@@ -23,6 +23,7 @@ from shoal.core.spelling import did_you_mean
 from shoal.errors import (
     Bug,
     CallerError,
+    CapacityError,
     ClientGone,
     MethodNotAllowed,
     NotFound,
@@ -190,6 +191,8 @@ class App:
             if isinstance(error, MethodNotAllowed):
                 allowed = b"POST" if isinstance(route, TaskRoute) else b"GET, HEAD"
                 headers = [(b"allow", allowed)]
+        if isinstance(error, CapacityError) and error.http_status in (429, 503):
+            self._traffic.add_refusal(error.code)
         if error.http_status >= 500:
             log.warning("request %s to %r: %s: %s", visit.id, path[:128], error.code, error.message)
         body = visit.form.encode(error_body(error, shape, visit.id))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from shoal.errors import CallerError, QueueFull, ShoalError, Unauthorized
+from shoal.errors import CallerError, Overloaded, QueueFull, ShoalError, Unauthorized
 
 Shape = Literal["openai", "native"]
 
@@ -58,7 +58,7 @@ def error_headers(error: ShoalError) -> list[tuple[bytes, bytes]]:
 
 
 def _type(error: ShoalError) -> str:
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | Overloaded):
         return "rate_limit_error"
     if isinstance(error, Unauthorized):
         return "authentication_error"

@@ -1,12 +1,14 @@
 """What the workers last said of themselves.
 
-Owns the heartbeats and their age. They serve people and early refusals, never dispatch: which
-worker runs an item is decided by who pulls it.
+Owns the heartbeats, their age, and what they say together of devices and speeds. They serve people
+and early refusals, never dispatch: which worker runs an item is decided by who pulls it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
@@ -16,8 +18,20 @@ from shoal.wire.envelope import ModelState, Status, UnreadableMessage, decode_st
 log = logging.getLogger(__name__)
 
 SILENT_S = 5.0
+REFRESH_S = 0.5
 MAX_WORKERS = 10_000
 _BEST_FIRST = ("resident", "loading", "cold", "unavailable")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What live workers have seen of one model; 0 while none has.
+
+    token_s: device seconds of a useful token. bytes_per_token: of its texts.
+    """
+
+    token_s: float = 0.0
+    bytes_per_token: float = 0.0
 
 
 class Fleet:
@@ -25,6 +39,10 @@ class Fleet:
 
     def __init__(self) -> None:
         self._workers: dict[str, tuple[Status, dict[str, ModelState], float]] = {}
+        # Looked up for every request and computed from all workers: kept until they have news.
+        self._rates: dict[str, Rates] = {}
+        self._devices: int | None = None
+        self._refreshed_s = 0.0
 
     def on_status(self, data: bytes) -> None:
         """Takes a heartbeat in."""
@@ -33,18 +51,54 @@ class Fleet:
         except UnreadableMessage as error:
             log.debug("status: %s", error)
             return
-        self._workers.pop(status.worker, None)
+        known, now = self._workers.pop(status.worker, None), monotonic()
         if len(self._workers) >= MAX_WORKERS:
             self._workers.pop(next(iter(self._workers)))
         states = {state.model: state for state in status.models}
-        self._workers[status.worker] = (status, states, monotonic())
+        self._workers[status.worker] = (status, states, now)
+        if known is None or now - self._refreshed_s >= REFRESH_S:
+            self._refresh(now)
+
+    def _refresh(self, now: float) -> None:
+        self._rates.clear()
+        self._devices = None
+        self._refreshed_s = now
+
+    def _forget_silent(self) -> None:
+        now = monotonic()
+        while self._workers and next(iter(self._workers.values()))[2] < now - SILENT_S:
+            del self._workers[next(iter(self._workers))]
+            self._refresh(now)
 
     def _live(self) -> list[dict[str, ModelState]]:
         """The models of each live worker that takes work; silent workers are forgotten."""
-        late_s = monotonic() - SILENT_S
-        while self._workers and next(iter(self._workers.values()))[2] < late_s:
-            del self._workers[next(iter(self._workers))]
+        self._forget_silent()
         return [states for status, states, _ in self._workers.values() if not status.draining]
+
+    @property
+    def devices(self) -> int:
+        """How many devices the live workers have."""
+        self._forget_silent()
+        if self._devices is None:
+            live = (status for status, _, _ in self._workers.values() if not status.draining)
+            self._devices = sum(max(1, status.devices) for status in live)
+        return self._devices
+
+    def rates(self, model: str) -> Rates:
+        """The rates of a model, so that its tokens times `token_s` over all devices is its time.
+
+        Workers are averaged by their devices; speeds add up, so their times average harmonically.
+        """
+        found = self._rates.get(model)
+        if found is None:
+            found = self._rates[model] = _average(self._of_model(model))
+        return found
+
+    def _of_model(self, model: str) -> list[tuple[int, ModelState]]:
+        """The devices and the state of each live worker that can serve the model."""
+        self._forget_silent()
+        pairs = ((s.devices, m.get(model)) for s, m, _ in self._workers.values() if not s.draining)
+        return [(max(1, n), m) for n, m in pairs if m is not None and m.state != "unavailable"]
 
     @property
     def size(self) -> int:
@@ -75,3 +129,11 @@ class Fleet:
                 ranks = (_BEST_FIRST.index(s) for s in (state.state, best.get(state.model)) if s)
                 best[state.model] = _BEST_FIRST[min(ranks)]
         return best
+
+
+def _average(states: Sequence[tuple[int, ModelState]]) -> Rates:
+    timed = [(n, state.token_s) for n, state in states if state.token_s > 0]
+    sized = [(n, state.bytes_per_token) for n, state in states if state.bytes_per_token > 0]
+    token_s = sum(n for n, _ in timed) / sum(n / each for n, each in timed) if timed else 0.0
+    in_all = sum(n * each for n, each in sized)
+    return Rates(token_s, in_all / sum(n for n, _ in sized) if sized else 0.0)

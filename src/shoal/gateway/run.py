@@ -13,6 +13,8 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -20,8 +22,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from shoal.catalog.load import load
 from shoal.catalog.snapshot import Snapshot
+from shoal.core.lanes import LaneRule, parse_lanes
 from shoal.errors import SettingsError
 from shoal.gateway.app import App
+from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.server import Server
 from shoal.gateway.submit import Submitter
@@ -84,11 +88,17 @@ async def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what is open and leaves."""
     fleet = Fleet()
-    submitter = Submitter(queue, fleet, settings)
+    lanes = parse_lanes(settings.lanes)
+    backlog = BacklogBook(
+        fleet, lambda: snapshot, lanes, name=queue.inbox, admission=settings.admission
+    )
+    submitter = Submitter(queue, fleet, backlog, settings)
     await queue.hear("status", fleet.on_status)
+    await queue.hear("backlog", backlog.on_backlog)
     await queue.listen(submitter.on_outcome)
     await queue.ensure_lines(e.id for e in snapshot.entries if e.pool == settings.pool)
-    app = App(settings, lambda: snapshot, submitter, _registry(submitter, fleet))
+    registry = _registry(submitter, fleet, backlog, lanes)
+    app = App(settings, lambda: snapshot, submitter, registry)
     url = url_of(listener)
 
     def on_started() -> None:
@@ -105,13 +115,17 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
+    beat = asyncio.create_task(backlog.run(queue), name="backlog")
     try:
         await server.serve([listener])
     finally:
+        beat.cancel()
         await queue.close()
 
 
-def _registry(submitter: Submitter, fleet: Fleet) -> CollectorRegistry:
+def _registry(
+    submitter: Submitter, fleet: Fleet, backlog: BacklogBook, lanes: Iterable[LaneRule]
+) -> CollectorRegistry:
     registry = CollectorRegistry()
     waiting = Gauge(
         "shoal_gateway_waiting_items", "Items in the queue or in work.", registry=registry
@@ -119,6 +133,23 @@ def _registry(submitter: Submitter, fleet: Fleet) -> CollectorRegistry:
     waiting.set_function(lambda: submitter.in_flight)
     workers = Gauge("shoal_gateway_live_workers", "Workers heard of lately.", registry=registry)
     workers.set_function(lambda: fleet.size)
+    devices = Gauge("shoal_gateway_live_devices", "Devices of live workers.", registry=registry)
+    devices.set_function(lambda: fleet.devices)
+    seconds = Gauge(
+        "shoal_gateway_backlog_seconds",
+        "Estimated device seconds of what waits, that of other gateways included.",
+        ["lane"],
+        registry=registry,
+    )
+    bound = Gauge(
+        "shoal_gateway_wait_bound_seconds",
+        "The longest that admission expects new work of the lane to wait.",
+        ["lane"],
+        registry=registry,
+    )
+    for lane in (rule.name for rule in lanes):
+        seconds.labels(lane).set_function(partial(backlog.backlog_s, lane))
+        bound.labels(lane).set_function(partial(backlog.wait_bound_s, lane))
     return registry
 
 

@@ -1,8 +1,8 @@
 """A job becomes items in the queue, and their outcomes one answer.
 
 Owns splitting, publishing, waiting up to the deadline, keeping the first outcome of each item,
-joining them in order, and withdrawing what nobody waits for. Does not own HTTP, or which worker
-does the work.
+joining them in order, and withdrawing what nobody waits for. Does not own HTTP, which worker does
+the work, or whether there is time for it (`backlog`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -27,6 +28,7 @@ from shoal.errors import (
     QueueUnavailable,
     ShoalError,
 )
+from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.jobs import Answer, Job
 from shoal.queue.interface import Queue
@@ -60,10 +62,15 @@ class _Part:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A job under way. starts: the first input of each item, to name the input of an error."""
+    """A job under way.
+
+    starts: the first input of each item, to name the input of an error. costs_tokens: of each item,
+    0 once it is done.
+    """
 
     job: Job
     starts: list[int]
+    costs_tokens: list[int]
     gather: Gather[_Part]
     done: asyncio.Future[None]
     payloads: list[PayloadRef] = field(default_factory=list)
@@ -72,9 +79,12 @@ class _Waiting:
 class Submitter:
     """`shoal.gateway.jobs.Submits` through the queue."""
 
-    def __init__(self, queue: Queue, fleet: Fleet, settings: GatewaySettings) -> None:
+    def __init__(
+        self, queue: Queue, fleet: Fleet, backlog: BacklogBook, settings: GatewaySettings
+    ) -> None:
         self._queue = queue
         self._fleet = fleet
+        self._backlog = backlog
         self._settings = settings
         self._id = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
@@ -99,34 +109,41 @@ class Submitter:
     async def run(self, job: Job) -> Answer:
         """The answer to a job; see `Submits`."""
         self._fleet.check(job.entry)
-        costs_tokens, shared_tokens = _costs(job)
+        model, lane = job.entry.id, job.lane
+        seen = self._fleet.rates(model).bytes_per_token
+        costs_tokens, shared_tokens = _costs(job, seen or job.entry.profile.bytes_per_token)
         cuts = spans(
             costs_tokens,
             shared_tokens=shared_tokens,
             max_tokens=self._settings.item_tokens,
             max_inputs=self._settings.item_inputs,
         )
+        costs = [sum(costs_tokens[a:b]) + shared_tokens * (b - a) for a, b in cuts]
+        tokens = sum(costs)
         if len(self._waiting) + len(cuts) > self._settings.max_in_flight_items:
-            raise QueueFull("this gateway waits for as much as it may", retry_after_s=1.0)
+            after_s = self._backlog.retry_s(model, lane, tokens)
+            raise QueueFull("this gateway waits for as much as it may", retry_after_s=after_s)
+        self._backlog.admit(job.entry, lane, tokens, job.deadline_s - wall())
+        self._backlog.add(lane, model, tokens)
         request = f"{self._id}-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
         waiting = _Waiting(
-            job, [start for start, _ in cuts], Gather(len(cuts)), loop.create_future()
+            job, [start for start, _ in cuts], costs, Gather(len(cuts)), loop.create_future()
         )
         names = [f"{request}.{index}" for index in range(len(cuts))]
         self._waiting.update((name, (waiting, i)) for i, name in enumerate(names))
         timer = loop.call_later(max(0.0, job.deadline_s - wall()), self._on_deadline, waiting)
         try:
             for index, (start, end) in enumerate(cuts):
-                cost_tokens = sum(costs_tokens[start:end]) + shared_tokens * (end - start)
                 inputs = job.inputs if len(cuts) == 1 else _slice(job.inputs, start, end)
-                await self._submit(waiting, request, index, inputs, cost_tokens)
+                await self._submit(waiting, request, index, inputs)
                 if waiting.done.done():
                     break  # refused already: the rest need not be sent
             await waiting.done
             return _join(waiting.gather.parts())
         finally:
             timer.cancel()
+            self._backlog.add(lane, model, -sum(waiting.costs_tokens))
             for name in names:
                 self._waiting.pop(name, None)
             if not waiting.gather.complete:
@@ -134,9 +151,7 @@ class Submitter:
             for ref in waiting.payloads:
                 self._spawn(self._queue.payloads.delete(ref))
 
-    async def _submit(
-        self, waiting: _Waiting, request: str, index: int, inputs: Inputs, cost_tokens: int
-    ) -> None:
+    async def _submit(self, waiting: _Waiting, request: str, index: int, inputs: Inputs) -> None:
         job, now_s = waiting.job, wall()
         body, payload = encode(inputs), None
         if len(body) > self._settings.inline_max_bytes:
@@ -151,7 +166,7 @@ class Submitter:
             model=job.entry.id,
             revision=job.entry.revision,
             lane=job.lane,
-            cost_tokens=cost_tokens,
+            cost_tokens=waiting.costs_tokens[index],
             n_inputs=len(inputs.ids) or len(inputs.texts),
             deadline_s=job.deadline_s,
             submitted_s=now_s,
@@ -168,8 +183,20 @@ class Submitter:
             encode(envelope),
             item_id=envelope.item,
             ttl_s=job.deadline_s - now_s,
-            on_refused=lambda error: _fail(waiting, error),
+            on_refused=partial(self._refused, waiting),
         )
+
+    def _refused(self, waiting: _Waiting, error: ShoalError) -> None:
+        """The queue did not take an item."""
+        if isinstance(error, QueueFull):
+            job, tokens = waiting.job, sum(waiting.costs_tokens)
+            error.retry_after_s = self._backlog.retry_s(job.entry.id, job.lane, tokens)
+        _fail(waiting, error)
+
+    def _settle(self, waiting: _Waiting, index: int) -> None:
+        """An item is done: its cost waits no more."""
+        tokens, waiting.costs_tokens[index] = waiting.costs_tokens[index], 0
+        self._backlog.add(waiting.job.lane, waiting.job.entry.id, -tokens)
 
     def _on_deadline(self, waiting: _Waiting) -> None:
         """At the deadline, and not when a running batch happens to end."""
@@ -190,6 +217,7 @@ class Submitter:
         if found is None:
             return  # answered already, or nobody waits any more
         waiting, index = found
+        self._settle(waiting, index)
         if outcome.failure is not None:
             failure = outcome.failure.error()
             if failure.input_index is not None:
@@ -243,17 +271,26 @@ def _keep(waiting: _Waiting, index: int, outcome: Outcome, data: bytes) -> None:
         waiting.done.set_result(None)
 
 
-def _costs(job: Job) -> tuple[list[int], int]:
-    """Estimated tokens of each input, and what each costs besides (a query, special tokens)."""
-    inputs, per_token = job.inputs, job.entry.profile.bytes_per_token
+def _costs(job: Job, per_token: float) -> tuple[list[int], int]:
+    """Estimated tokens of each input, and what each costs besides (a query, special tokens).
+
+    per_token: bytes of text per token.
+    """
+    inputs = job.inputs
     if inputs.ids:
         return [len(ids) for ids in inputs.ids], 0
-    costs = [int(len(text) / per_token) + _SPECIAL_TOKENS for text in inputs.texts]
+    costs = [int(_size_bytes(text) / per_token) + _SPECIAL_TOKENS for text in inputs.texts]
     if inputs.firsts:
-        costs = [c + int(len(t) / per_token) for c, t in zip(costs, inputs.firsts, strict=True)]
+        firsts = [int(_size_bytes(text) / per_token) for text in inputs.firsts]
+        costs = [a + b for a, b in zip(costs, firsts, strict=True)]
     joint = inputs.query is not None and job.entry.scorer == "joint"
-    shared = int(len(inputs.query or "") / per_token) if joint else 0
+    shared = int(_size_bytes(inputs.query or "") / per_token) if joint else 0
     return costs, shared
+
+
+def _size_bytes(text: str) -> int:
+    """Bytes of UTF-8, without making them where the text is plain."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _slice(inputs: Inputs, start: int, end: int) -> Inputs:

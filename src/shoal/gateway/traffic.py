@@ -59,6 +59,7 @@ class Traffic(Collector):
 
     def __init__(self) -> None:
         self._routes: dict[str, _Route] = {}
+        self._refusals: dict[str, int] = {}
         self.n_open = 0
 
     def add(self, route: str, status: int, took_s: float, in_bytes: int, out_bytes: int) -> None:
@@ -75,6 +76,10 @@ class Traffic(Collector):
         counts = self._route(route)
         counts.inputs += inputs
         counts.tokens += tokens
+
+    def add_refusal(self, reason: str) -> None:
+        """Counts a request that was refused for want of capacity; reason: the error's code."""
+        self._refusals[reason] = self._refusals.get(reason, 0) + 1
 
     def _route(self, route: str) -> _Route:
         counts = self._routes.get(route)
@@ -114,4 +119,11 @@ class Traffic(Collector):
         open_now = GaugeMetricFamily(
             "shoal_gateway_open_requests", "Requests that are being answered.", value=self.n_open
         )
-        yield from (requests, sizes, inputs, tokens, times, open_now)
+        refusals = CounterMetricFamily(
+            "shoal_gateway_refusals",
+            "Requests refused for want of capacity, by the code of the error.",
+            labels=["reason"],
+        )
+        for reason, n in sorted(self._refusals.items()):
+            refusals.add_metric([reason], n)
+        yield from (requests, sizes, inputs, tokens, times, open_now, refusals)

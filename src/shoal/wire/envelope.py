@@ -190,10 +190,28 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a gateway waits for: useful tokens by model. Gateways tell one another each second."""
+    """What a gateway waits for: useful tokens by lane and model. Gateways tell one another."""
 
     gateway: str
-    tokens: dict[str, int]
+    tokens: dict[Lane, dict[str, int]]
+    v: int = VERSION
+
+
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An item that cannot be served, whole, and why.
+
+    envelope: the message as it was pulled. body: its inputs where they had been in the payload
+    store, which forgets. cause: the error of its last attempt. buried_s: wall-clock seconds.
+    """
+
+    envelope: bytes
+    cause: Failure
+    attempts: int
+    worker: str
+    buried_s: float
+    model: str = ""
+    item: str = ""
+    body: bytes = b""
     v: int = VERSION
 
 
@@ -243,4 +261,5 @@ decode_result = _decoder(Result)
 decode_inputs = _decoder(Inputs)
 decode_cancel = _decoder(Cancel)
 decode_status = _decoder(Status)
+decode_dead_letter = _decoder(DeadLetter)
 decode_backlog = _decoder(Backlog)

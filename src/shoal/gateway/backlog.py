@@ -1,0 +1,227 @@
+"""How much work is before a new job, and whether the job can still be in time.
+
+Owns the count of useful tokens that this gateway waits for, by lane and model (exact: counted at
+submit and at each item's end), what other gateways last said of theirs, the step from tokens to
+device seconds, and the refusal. Does not own the bound (`shoal.core.admission`) or the workers'
+word on their speed (`fleet`).
+
+A line is a (lane, model), as in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shoal.catalog.schema import Entry, Profile
+from shoal.catalog.snapshot import Snapshot
+from shoal.clock import monotonic
+from shoal.core.admission import FleetLoad, ahead_s, needed_s, refuse, wait_s
+from shoal.core.lanes import LaneRule
+from shoal.core.types import Lane
+from shoal.errors import Overloaded, QueueUnavailable
+from shoal.gateway.fleet import Fleet
+from shoal.queue.interface import Queue
+from shoal.wire.envelope import Backlog, UnreadableMessage, decode_backlog, encode
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+SILENT_S = 5.0
+MAX_GATEWAYS = 1_000
+LEAST_RETRY_S = 1.0
+# A full line has room as soon as a batch ends, but others wait for it too.
+_FULL_LINE_SHARE = 0.1
+
+Line = tuple[Lane, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What another gateway waits for, and when it said so."""
+
+    tokens: Mapping[Line, int]
+    heard_s: float
+
+
+class BacklogBook:
+    """Tokens that wait, by line. `run` tells the other gateways.
+
+    name: of this gateway, unlike any other's. admission: False lets every job in.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        catalog: Callable[[], Snapshot],
+        lanes: tuple[LaneRule, ...],
+        *,
+        name: str,
+        admission: bool = True,
+    ) -> None:
+        self._fleet = fleet
+        self._catalog = catalog
+        self._lanes = {rule.name: rule for rule in lanes}
+        self._lane_weights = sum(rule.weight for rule in lanes)
+        self._name = name
+        self._admission = admission
+        self._own: dict[Line, int] = {}
+        self._all: dict[Line, int] = {}
+        self._others: dict[str, _Said] = {}
+
+    # --- counting
+
+    def add(self, lane: Lane, model: str, tokens: int) -> None:
+        """Counts tokens that are submitted, or, below zero, that are done or wanted no more."""
+        if tokens:
+            line = (lane, model)
+            _count(self._own, line, tokens)
+            _count(self._all, line, tokens)
+
+    def on_backlog(self, data: bytes) -> None:
+        """Takes in what another gateway says."""
+        try:
+            said = decode_backlog(data)
+        except UnreadableMessage as error:
+            log.debug("backlog: %s", error)
+            return
+        if said.gateway == self._name:
+            return
+        tokens = {
+            (lane, model): n
+            for lane, models in said.tokens.items()
+            if lane in self._lanes
+            for model, n in models.items()
+        }
+        self._forget(said.gateway)
+        if len(self._others) >= MAX_GATEWAYS:
+            self._forget(next(iter(self._others)))
+        self._others[said.gateway] = _Said(tokens, monotonic())
+        for line, n in tokens.items():
+            _count(self._all, line, n)
+
+    def _forget(self, gateway: str) -> None:
+        said = self._others.pop(gateway, None)
+        if said is not None:
+            for line, n in said.tokens.items():
+                _count(self._all, line, -n)
+
+    def _forget_silent(self) -> None:
+        """Whoever says nothing any more waits for nothing. The oldest word is the first."""
+        while self._others:
+            gateway, said = next(iter(self._others.items()))
+            if said.heard_s >= monotonic() - SILENT_S:
+                return
+            self._forget(gateway)
+
+    def message(self) -> Backlog:
+        """What this gateway tells the others."""
+        tokens: dict[Lane, dict[str, int]] = {}
+        for (lane, model), n in self._own.items():
+            tokens.setdefault(lane, {})[model] = n
+        return Backlog(self._name, tokens)
+
+    async def run(self, queue: Queue) -> None:
+        """Tells the other gateways each second, until it is cancelled."""
+        while True:
+            try:
+                await queue.tell("backlog", encode(self.message()))
+            except QueueUnavailable as error:
+                log.debug("backlog: %s", error)
+            await asyncio.sleep(BEAT_S)
+
+    # --- seconds
+
+    def admit(self, entry: Entry, lane: Lane, tokens: int, time_s: float) -> None:
+        """Raises `Overloaded` when a job of so many tokens could not be done in `time_s`.
+
+        Nothing is refused while nothing waits, or while no worker is known: nothing is known of
+        the fleet's speed then, and one may be on its way.
+        """
+        if not self._admission or not self._all:
+            return
+        devices = self._fleet.devices
+        if not devices:
+            return
+        cost_s = tokens * self._token_s(entry.id)
+        load = self._load(lane, entry.id, cost_s, devices)
+        after_s = refuse(load, cost_s, time_s)
+        if after_s is not None:
+            raise Overloaded(
+                f"the answer would take up to {needed_s(load, cost_s):.1f} s, with "
+                f"{load.backlog_s:.1f} s of device time before it on {devices} devices, and its "
+                f"deadline is in {max(0.0, time_s):.1f} s",
+                retry_after_s=after_s,
+            )
+
+    def retry_s(self, model: str, lane: Lane, tokens: int) -> float:
+        """When a full line should have room for a job of so many tokens."""
+        waiting = max(tokens, _FULL_LINE_SHARE * self._all.get((lane, model), 0))
+        devices = max(1, self._fleet.devices)
+        return max(LEAST_RETRY_S, waiting * self._token_s(model) / devices)
+
+    def backlog_s(self, lane: Lane) -> float:
+        """Device seconds of what waits in a lane."""
+        self._forget_silent()
+        lines = ((line[1], n) for line, n in self._all.items() if line[0] == lane)
+        return sum(n * self._token_s(model) for model, n in lines)
+
+    def wait_bound_s(self, lane: Lane) -> float:
+        """The longest that new work in a lane is expected to wait, whatever its model."""
+        total_s = sum(self.backlog_s(name) for name in self._lanes)
+        share = self._lanes[lane].weight / self._lane_weights
+        ahead = min(total_s, self.backlog_s(lane) / share)
+        return wait_s(self._fleet_load(lane, ahead, "", self._fleet.devices))
+
+    def _load(self, lane: Lane, model: str, cost_s: float, devices: int) -> FleetLoad:
+        """What is before a job: all that waits, or what a fair share lets go first if less."""
+        if self._others:
+            self._forget_silent()
+        total_s = lane_s = line_s = 0.0
+        own_weight = weights = self._weight(model)
+        for line, tokens in self._all.items():
+            seconds = tokens * self._token_s(line[1])
+            total_s += seconds
+            if line[0] != lane:
+                continue
+            lane_s += seconds
+            if line[1] == model:
+                line_s = seconds
+            else:
+                weights += self._weight(line[1])
+        ahead = ahead_s(
+            total_s,
+            lane_s,
+            line_s,
+            cost_s,
+            lane_share=self._lanes[lane].weight / self._lane_weights,
+            line_share=own_weight / weights,
+        )
+        return self._fleet_load(lane, ahead, model, devices)
+
+    def _fleet_load(self, lane: Lane, ahead: float, model: str, devices: int) -> FleetLoad:
+        active = {line[1] for line in self._all}
+        active.add(model)
+        return FleetLoad(ahead, devices, len(active), self._lanes[lane].quantum_s)
+
+    def _token_s(self, model: str) -> float:
+        """Device seconds of a token: as workers have seen it, else the profile's guess."""
+        seen_s = self._fleet.rates(model).token_s
+        if seen_s > 0:
+            return seen_s
+        entry = self._catalog().get(model)
+        return 1.0 / (Profile() if entry is None else entry.profile).tokens_per_s
+
+    def _weight(self, model: str) -> float:
+        entry = self._catalog().get(model)
+        return 1.0 if entry is None else entry.weight
+
+
+def _count(tokens: dict[Line, int], line: Line, n: int) -> None:
+    left = tokens.get(line, 0) + n
+    if left > 0:
+        tokens[line] = left
+    else:
+        tokens.pop(line, None)
