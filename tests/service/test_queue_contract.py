@@ -15,10 +15,16 @@ from shoal.queue.interface import Queue, QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.queue.topology import Topology
+from shoal.wire.envelope import DeadLetter, Failure
 from tests.conftest import run, until
 
 LIMITS = QueueLimits(
-    max_queued_per_line=5, ack_wait_s=0.5, publish_timeout_s=2.0, payload_max_bytes=2**25
+    max_queued_per_line=5,
+    ack_wait_s=0.5,
+    publish_timeout_s=2.0,
+    payload_max_bytes=2**25,
+    dead_max_letters=6,
+    dead_max_bytes=2**20,
 )
 MODEL = "org/some.model"
 
@@ -341,6 +347,41 @@ def test_queue_payloads_keep_large_bodies_and_check_them(pool):
             await a.payloads.delete(ref)
             with pytest.raises(QueueUnavailable, match="gone"):
                 await b.payloads.get(ref)
+
+    run(main())
+
+
+def test_queue_dead_letters_are_kept_read_and_dropped(pool):
+    """A buried item comes back whole, in order, to any process, until it is dropped."""
+
+    async def main():
+        async with pool() as p:
+            a, b = await p.queue(), await p.queue()
+            for n in range(3):
+                cause = Failure("run_failed", f"cause {n}")
+                await a.dead.bury(DeadLetter(b"envelope", cause, 4, "w", 1.0, MODEL, f"i{n}"))
+            found = await b.dead.read()
+            assert [f.letter.cause.message for f in found] == ["cause 0", "cause 1", "cause 2"]
+            assert found[0].letter.envelope == b"envelope"
+            assert [f.letter.item for f in await b.dead.read(found[1].number, 1)] == ["i1"]
+            assert await b.dead.drop(found[1].number)
+            assert not await b.dead.drop(found[1].number)
+            assert [f.letter.item for f in await a.dead.read()] == ["i0", "i2"]
+
+    run(main())
+
+
+def test_queue_dead_letters_are_bounded(pool):
+    """Past their bound the oldest letters make room."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            for n in range(LIMITS.dead_max_letters + 3):
+                letter = DeadLetter(b"x", Failure("bug", ""), 1, "w", 1.0, MODEL, f"i{n}")
+                await queue.dead.bury(letter)
+            items = [f.letter.item for f in await queue.dead.read()]
+            assert items == [f"i{n}" for n in range(3, LIMITS.dead_max_letters + 3)]
 
     run(main())
 

@@ -58,6 +58,26 @@ def test_judge_answers_at_once_what_no_other_attempt_can_mend(error):
     assert judge(error, attempt=1, max_attempts=4).reply
 
 
+@pytest.mark.parametrize(
+    ("error", "buried"),
+    [
+        (None, False),
+        (errors.InvalidRequest("x"), False),
+        (errors.DeadlineExceeded("x"), False),
+        (errors.ModelUnavailable("x"), False),
+        (errors.RunFailed("x"), True),
+        (errors.Bug("x"), True),
+        (errors.RuntimeCrashed("x"), True),
+        (errors.OutOfMemory("x"), True),
+    ],
+)
+def test_judge_buries_the_items_that_may_be_culprits(error, buried):
+    """At its last attempt an item is kept if it may be the cause, never for its model's fault."""
+    assert judge(error, attempt=4, max_attempts=4).bury is buried
+    if isinstance(error, (errors.RuntimeCrashed, errors.OutOfMemory)):
+        assert not judge(error, attempt=1, max_attempts=4).bury
+
+
 @pytest.mark.parametrize("error", [errors.RuntimeCrashed("x"), errors.OutOfMemory("x")])
 def test_judge_gives_back_what_another_attempt_may_mend(error):
     """Crashes go back with growing, bounded delays, and are answered at the last attempt."""

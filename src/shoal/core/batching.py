@@ -178,16 +178,17 @@ class Window:
     def take(
         self, first: Item, *, budget_tokens: int, launch_tokens: float, packing: bool
     ) -> list[Item]:
-        """Takes out `first` and its best company within the budget.
+        """Takes out `first` and its best company within the budget; a solo item has none.
 
         With packing (a runtime that pads nothing): the oldest items, up to true tokens.
         Without: the block of the optimal partition of the window that holds `first`.
         """
-        chosen = (
-            self._oldest_with(first, budget_tokens)
-            if packing
-            else self._block_of(first, budget_tokens, launch_tokens)
-        )
+        if first.solo:
+            chosen = [first]
+        elif packing:
+            chosen = self._oldest_with(first, budget_tokens)
+        else:
+            chosen = self._block_of(first, budget_tokens, launch_tokens)
         self.remove([item.id for item in chosen])
         for item in chosen:
             if item.tenant in self._served:
@@ -197,7 +198,7 @@ class Window:
     def _oldest_with(self, first: Item, budget_tokens: int) -> list[Item]:
         chosen, tokens = [first], first.tokens
         for item in self._items.values():
-            if item is first:
+            if item is first or item.solo:
                 continue
             if tokens + item.tokens > budget_tokens:
                 break
@@ -230,7 +231,7 @@ class Window:
         longest = lengths[-1]
         for length in lengths:
             for item in self._by_length[length].values():
-                if item is first:
+                if item is first or item.solo:
                     continue
                 if longest * (count + len(item.lengths_tokens)) > budget_tokens:
                     return chosen

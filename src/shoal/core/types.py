@@ -23,7 +23,8 @@ class Item:
 
     `lengths_tokens` has the exact length of every sequence that the item needs run (a pair head
     that encodes a query and n documents has n + 1). `deadline_s` and `arrived_s` are on the same
-    clock as every `now` that a policy is given.
+    clock as every `now` that a policy is given. solo: it was in a batch that took its process down,
+    and runs alone now, so that the culprit harms nobody else.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Item:
     deadline_s: float
     arrived_s: float
     tenant: str = ""
+    solo: bool = False
 
     @property
     def longest_tokens(self) -> int:

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from shoal.core.types import Lane
 from shoal.errors import ShoalError
-from shoal.wire.envelope import PayloadRef
+from shoal.wire.envelope import DeadLetter, PayloadRef
 
 Control = Literal["cancel", "status", "backlog"]
 OnRefused = Callable[[ShoalError], None]
@@ -64,10 +64,35 @@ class Payloads(Protocol):
         """Forgets it; nothing happens when it is gone already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A dead letter and its number, which is how it is named afterwards."""
+
+    number: int
+    letter: DeadLetter
+
+
+class DeadLetters(Protocol):
+    """Items that cannot be served; bounded by number, size and age, the oldest go first."""
+
+    async def ensure(self) -> None:
+        """Makes the store; idempotent."""
+
+    async def bury(self, letter: DeadLetter) -> None:
+        """Keeps a letter. Raises `QueueUnavailable`."""
+
+    async def read(self, first: int = 0, most: int = 1000) -> list[Buried]:
+        """Up to `most` letters with numbers from `first` upwards. Raises `QueueUnavailable`."""
+
+    async def drop(self, number: int) -> bool:
+        """Forgets a letter; False when there is none of that number."""
+
+
 class Queue(Protocol):
     """The shared queue of one pool."""
 
     payloads: Payloads
+    dead: DeadLetters
     inbox: str
 
     @property
@@ -128,7 +153,7 @@ class QueueLimits:
     """The bounds of a pool's queue.
 
     duplicate_window_s: how long the same item id is recognised. payload_ttl_s: how long a payload
-    that nobody deleted is kept.
+    that nobody deleted is kept. dead_*: the bounds of the dead letters, past which the oldest go.
     """
 
     max_queued_per_line: int = 20_000
@@ -139,3 +164,6 @@ class QueueLimits:
     payload_ttl_s: float = 3_600.0
     payload_max_bytes: int = 1024**3
     publish_timeout_s: float = 5.0
+    dead_max_letters: int = 10_000
+    dead_max_bytes: int = 256 * 1024**2
+    dead_max_age_s: float = 7 * 86_400.0

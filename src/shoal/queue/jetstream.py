@@ -37,7 +37,15 @@ from shoal.queue.connection import (
     Address,
     connect,
 )
-from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused, Payloads
+from shoal.queue.deadletters import NatsDeadLetters
+from shoal.queue.interface import (
+    Control,
+    DeadLetters,
+    OnBytes,
+    OnDelivery,
+    OnRefused,
+    Payloads,
+)
 from shoal.queue.payloads import NatsPayloads
 from shoal.queue.topology import Topology
 
@@ -100,6 +108,7 @@ class JetStreamQueue:
         self._id = uuid.uuid4().hex[:16]
         self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
         self.payloads: Payloads = NatsPayloads(self._js, topology)
+        self.dead: DeadLetters = NatsDeadLetters(self._js, topology)
         self._lines: set[str] = set()
         self._pulls: dict[str, _Pull] = {}
         self._pull_inbox: Subscription | None = None
@@ -136,6 +145,7 @@ class JetStreamQueue:
     async def _ensure(self) -> None:
         self._topology = await self._topology.ensure_stream(self._js)
         await self.payloads.ensure()
+        await self.dead.ensure()
 
     @property
     def connected(self) -> bool:

@@ -16,9 +16,18 @@ from dataclasses import dataclass, field
 from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueFull, QueueUnavailable
-from shoal.queue.interface import Control, OnBytes, OnDelivery, OnRefused, Payloads, QueueLimits
+from shoal.queue.interface import (
+    Buried,
+    Control,
+    DeadLetters,
+    OnBytes,
+    OnDelivery,
+    OnRefused,
+    Payloads,
+    QueueLimits,
+)
 from shoal.queue.payloads import check, reference
-from shoal.wire.envelope import PayloadRef
+from shoal.wire.envelope import DeadLetter, PayloadRef
 
 
 @dataclass(slots=True)
@@ -55,6 +64,8 @@ class MemoryBroker:
         self.ears: dict[str, list[OnBytes]] = {}
         self.payloads: dict[str, bytes] = {}
         self.numbers = itertools.count(1)
+        self.dead: dict[int, DeadLetter] = {}
+        self.dead_numbers = itertools.count(1)
 
     def line(self, model: str, lane: Lane) -> _Line:
         """The line of (model, lane), made when it is not there."""
@@ -158,6 +169,32 @@ class MemoryPayloads:
         self._broker.payloads.pop(ref.key, None)
 
 
+class MemoryDeadLetters:
+    """`DeadLetters` in a list."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    async def ensure(self) -> None:
+        """The dictionary is there."""
+
+    async def bury(self, letter: DeadLetter) -> None:
+        """Keeps a letter; the oldest make room."""
+        dead, limits = self._broker.dead, self._broker.limits
+        dead[next(self._broker.dead_numbers)] = letter
+        while len(dead) > limits.dead_max_letters:
+            del dead[next(iter(dead))]
+
+    async def read(self, first: int = 0, most: int = 1000) -> list[Buried]:
+        """Letters in the order of their numbers."""
+        numbers = [n for n in self._broker.dead if n >= first][:most]
+        return [Buried(n, self._broker.dead[n]) for n in numbers]
+
+    async def drop(self, number: int) -> bool:
+        """Forgets a letter."""
+        return self._broker.dead.pop(number, None) is not None
+
+
 class MemoryQueue:
     """`shoal.queue.interface.Queue` on a `MemoryBroker`."""
 
@@ -167,6 +204,7 @@ class MemoryQueue:
         self._open = True
         self.inbox = f"inbox.{uuid.uuid4().hex}"
         self.payloads: Payloads = MemoryPayloads(broker)
+        self.dead: DeadLetters = MemoryDeadLetters(broker)
 
     @property
     def connected(self) -> bool:

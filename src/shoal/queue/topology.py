@@ -54,6 +54,20 @@ class Topology:
         """The object store of large bodies."""
         return f"shoal-payloads-{self.pool}"
 
+    @property
+    def dead_stream(self) -> str:
+        """The stream of dead letters."""
+        return f"shoal-dead-{self.pool}"
+
+    @property
+    def dead_subjects(self) -> str:
+        """All dead letters."""
+        return f"shoal.dead.{self.pool}.*"
+
+    def dead(self, model: str) -> str:
+        """The subject of a model's dead letters."""
+        return f"shoal.dead.{self.pool}.{token(model) or '_'}"
+
     def line(self, model: str, lane: Lane) -> str:
         """The subject of one (model, lane)."""
         return f"shoal.work.{self.pool}.{lane}.{token(model)}"
@@ -80,6 +94,22 @@ class Topology:
             num_replicas=self.replicas,
             duplicate_window=self.limits.duplicate_window_s,
             allow_msg_ttl=True,
+            allow_direct=True,
+        )
+
+    def dead_config(self) -> StreamConfig:
+        """Bounded by number, bytes and age; the oldest letters make room."""
+        return StreamConfig(
+            name=self.dead_stream,
+            description="Shoal: items that could not be served",
+            subjects=[self.dead_subjects],
+            retention=RetentionPolicy.LIMITS,
+            discard=DiscardPolicy.OLD,
+            max_msgs=self.limits.dead_max_letters,
+            max_bytes=self.limits.dead_max_bytes,
+            max_age=self.limits.dead_max_age_s,
+            storage=StorageType(self.storage),
+            num_replicas=self.replicas,
             allow_direct=True,
         )
 

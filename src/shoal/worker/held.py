@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
-from shoal.clock import monotonic
+from shoal.clock import monotonic, wall
 from shoal.core.delivery import judge
 from shoal.errors import QueueUnavailable, ShoalError
 from shoal.ipc.messages import RunItem
 from shoal.queue.interface import Delivery, Queue
-from shoal.wire.envelope import EMPTY, Envelope, Failure, Outcome, Timing, encode
+from shoal.wire.envelope import EMPTY, DeadLetter, Envelope, Failure, Outcome, Timing, encode
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +124,15 @@ class Held:
             )
             await item.delivery.nak(verdict.again_in_s)
             return
-        await self._answer(
-            item_id, Outcome(item_id, failure=Failure.of(error), worker=self._worker)
-        )
+        outcome = Outcome(item_id, failure=Failure.of(error), worker=self._worker)
+        await self._answer(item_id, outcome, bury=verdict.bury)
 
-    async def _answer(self, item_id: str, outcome: Outcome) -> None:
+    async def _answer(self, item_id: str, outcome: Outcome, *, bury: bool = False) -> None:
         """Replies, then acks. Without a broker nothing is acked: the item comes back."""
         item = self._items[item_id]
         try:
+            if bury and outcome.failure is not None:
+                await self.bury(item.delivery, outcome.failure, item.envelope)
             data = encode(outcome)
             if len(data) > self._inline_max_bytes:
                 ref = await self._queue.payloads.put(bytes(outcome.result))
@@ -143,6 +144,31 @@ class Held:
             return
         if self._take(item_id) is not None:
             await item.delivery.ack()
+
+    async def bury(
+        self, delivery: Delivery, cause: Failure, envelope: Envelope | None = None
+    ) -> None:
+        """Keeps an item whole as a dead letter. Raises `QueueUnavailable`."""
+        body, model, item_id = b"", "", ""
+        if envelope is not None:
+            model, item_id = envelope.model, envelope.item
+            if envelope.payload is not None:
+                try:
+                    body = await self._queue.payloads.get(envelope.payload)
+                except QueueUnavailable as error:
+                    log.warning("the body of item %s could not be kept: %s", item_id, error)
+        log.error("item %s of %s is buried: %s", item_id, model or "no model", cause.message)
+        letter = DeadLetter(
+            delivery.data,
+            cause,
+            delivery.attempt,
+            self._worker,
+            wall(),
+            model,
+            item_id,
+            body,
+        )
+        await self._queue.dead.bury(letter)
 
     async def drop(self, item_id: str) -> None:
         """Ends an item that nobody waits for any more."""

@@ -22,6 +22,7 @@ from shoal.errors import Bug, QueueUnavailable, ShoalError, UnknownModel
 from shoal.ipc.messages import RunItem, Traits
 from shoal.queue.interface import Delivery, Queue
 from shoal.wire.envelope import (
+    Failure,
     Inputs,
     UnreadableMessage,
     decode_cancel,
@@ -115,9 +116,8 @@ class Intake:
         try:
             envelope = decode_envelope(delivery.data)
         except UnreadableMessage as error:
-            log.error("an unreadable item is dropped: %s", error)  # noqa: TRY400
             line.on_prepared(0)
-            self._spawn(delivery.ack(), "drop")
+            self._spawn(self._bury_unreadable(delivery, str(error)), "bury")
             return
         now_s = wall()
         item = HeldItem(
@@ -133,6 +133,15 @@ class Intake:
         waiting.append(item)
         if len(waiting) == 1:
             self._spawn(self._prepare(line.entry), f"prepare {line.entry.id}")
+
+    async def _bury_unreadable(self, delivery: Delivery, why: str) -> None:
+        """Bytes that are no envelope of ours: kept as they are; nobody can be told."""
+        try:
+            await self._held.bury(delivery, Failure("unreadable", why))
+        except QueueUnavailable as error:
+            log.warning("an unreadable item comes back: %s", error)
+            return
+        await delivery.ack()
 
     async def _prepare(self, entry: Entry) -> None:
         """Prepares what is pending of a model until nothing is; one such task per model."""
@@ -199,6 +208,7 @@ class Intake:
             monotonic() + envelope.deadline_s - wall(),
             item.arrived_s,
             envelope.tenant or "",
+            solo=item.delivery.attempt > 1,
         )
         if envelope.payload is None:
             self._costs.on_text(entry, len(bytes(envelope.body)), tokens)
