@@ -49,7 +49,8 @@ class _Said:
 class BacklogBook:
     """Tokens that wait, by line. `run` tells the other gateways.
 
-    name: of this gateway, unlike any other's. admission: False lets every job in.
+    name: of this gateway, unlike any other's. admission: False lets every job in. clock: seconds,
+    monotonic.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class BacklogBook:
         *,
         name: str,
         admission: bool = True,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._fleet = fleet
         self._catalog = catalog
@@ -67,6 +69,7 @@ class BacklogBook:
         self._lane_weights = sum(rule.weight for rule in lanes)
         self._name = name
         self._admission = admission
+        self._clock = clock
         self._own: dict[Line, int] = {}
         self._all: dict[Line, int] = {}
         self._others: dict[str, _Said] = {}
@@ -98,7 +101,7 @@ class BacklogBook:
         self._forget(said.gateway)
         if len(self._others) >= MAX_GATEWAYS:
             self._forget(next(iter(self._others)))
-        self._others[said.gateway] = _Said(tokens, monotonic())
+        self._others[said.gateway] = _Said(tokens, self._clock())
         for line, n in tokens.items():
             _count(self._all, line, n)
 
@@ -112,7 +115,7 @@ class BacklogBook:
         """Whoever says nothing any more waits for nothing. The oldest word is the first."""
         while self._others:
             gateway, said = next(iter(self._others.items()))
-            if said.heard_s >= monotonic() - SILENT_S:
+            if said.heard_s >= self._clock() - SILENT_S:
                 return
             self._forget(gateway)
 

@@ -7,7 +7,7 @@ and early refusals, never dispatch: which worker runs an item is decided by who 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.catalog.schema import Entry
@@ -35,9 +35,10 @@ class Rates:
 
 
 class Fleet:
-    """The live workers and the states of models in them."""
+    """The live workers and the states of models in them. clock: seconds, monotonic."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._workers: dict[str, tuple[Status, dict[str, ModelState], float]] = {}
         # Looked up for every request and computed from all workers: kept until they have news.
         self._rates: dict[str, Rates] = {}
@@ -51,7 +52,7 @@ class Fleet:
         except UnreadableMessage as error:
             log.debug("status: %s", error)
             return
-        known, now = self._workers.pop(status.worker, None), monotonic()
+        known, now = self._workers.pop(status.worker, None), self._clock()
         if len(self._workers) >= MAX_WORKERS:
             self._workers.pop(next(iter(self._workers)))
         states = {state.model: state for state in status.models}
@@ -65,7 +66,7 @@ class Fleet:
         self._refreshed_s = now
 
     def _forget_silent(self) -> None:
-        now = monotonic()
+        now = self._clock()
         while self._workers and next(iter(self._workers.values()))[2] < now - SILENT_S:
             del self._workers[next(iter(self._workers))]
             self._refresh(now)
