@@ -93,6 +93,7 @@ def test_backoff_doubles_and_forgets_after_a_good_run():
     backoff = Backoff(first_s=0.1, most_s=0.5, healthy_s=10)
     assert [backoff.after(0.0) for _ in range(4)] == [0.1, 0.2, 0.4, 0.5]
     assert backoff.after(11.0) == 0.1
+    assert [backoff.after(0.0), backoff.after(0.0, useful=True)] == [0.2, 0.1]
 
 
 def line(**more):

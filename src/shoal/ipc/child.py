@@ -90,7 +90,7 @@ class Child:
 class Backoff:
     """How long to wait before a restart: doubling, from `first_s` to `most_s`.
 
-    A run of `healthy_s` or longer counts as good and starts the series anew.
+    A run that did something useful, or lasted `healthy_s`, starts the series anew.
     """
 
     def __init__(self, first_s: float = 0.1, most_s: float = 10.0, healthy_s: float = 30.0) -> None:
@@ -99,9 +99,9 @@ class Backoff:
         self._healthy_s = healthy_s
         self._next_s = first_s
 
-    def after(self, ran_s: float) -> float:
+    def after(self, ran_s: float, *, useful: bool = False) -> float:
         """The pause after a run of `ran_s` seconds."""
-        if ran_s >= self._healthy_s:
+        if useful or ran_s >= self._healthy_s:
             self._next_s = self._first_s
         pause_s = self._next_s
         self._next_s = min(self._most_s, self._next_s * 2)

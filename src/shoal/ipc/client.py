@@ -41,7 +41,7 @@ _READ_BYTES = 256 * 1024
 class RuntimeConnection(asyncio.BufferedProtocol):
     """Calls to one runtime process; any number of them may be open, up to `MAX_CALLS`.
 
-    `hello` completes with the process's first message. Every method raises `RuntimeCrashed` when
+    `batches` counts those that were answered. `hello` completes with the process's first message. Every method raises `RuntimeCrashed` when
     the process goes away before it has answered.
     """
 
@@ -52,6 +52,7 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._open: dict[int, asyncio.Future[Answer]] = {}
         self._seq = itertools.count(1)
+        self.batches = 0
         self._transport: asyncio.Transport | None = None
 
     @classmethod
@@ -141,7 +142,9 @@ class RuntimeConnection(asyncio.BufferedProtocol):
 
     async def run(self, key: str, items: list[RunItem], block_tokens: int | None = None) -> Ran:
         """Runs a batch."""
-        return _expect(Ran, await self._call(lambda seq: Run(seq, key, items, block_tokens)))
+        ran = _expect(Ran, await self._call(lambda seq: Run(seq, key, items, block_tokens)))
+        self.batches += 1
+        return ran
 
     async def memory(self) -> Memory:
         """What the process holds."""

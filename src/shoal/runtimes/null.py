@@ -7,6 +7,8 @@ It takes texts and answers at once with small float32 numbers that depend on not
     labels   class names, joined by commas; "no,yes" when left out
     sleep_s  time each batch takes
     poison   a text that makes the whole batch raise, as a broken kernel would
+    crash    a text that takes the process down, as a segmentation fault would
+    oom      a text that needs more memory than there is
     nan      a text whose numbers are not finite: its item fails, its neighbours do not
 
 Owns those answers. Does not own any policy, and computes nothing that means anything.
@@ -14,6 +16,7 @@ Owns those answers. Does not own any policy, and computes nothing that means any
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -43,6 +46,8 @@ class _Model:
     labels: list[str]
     sleep_s: float
     poison: str | None
+    crash: str | None
+    oom: str | None
     nan: str | None
 
 
@@ -69,8 +74,10 @@ class NullRuntime:
             dim=dim,
             labels=[label.strip() for label in str(options.get("labels", "no,yes")).split(",")],
             sleep_s=float(options.get("sleep_s", 0.0)),
-            poison=str(options["poison"]) if "poison" in options else None,
-            nan=str(options["nan"]) if "nan" in options else None,
+            **{
+                fault: str(options[fault]) if fault in options else None
+                for fault in ("poison", "crash", "oom", "nan")
+            },
         )
 
     def unload(self, key: str) -> None:
@@ -89,6 +96,10 @@ class NullRuntime:
             raise ModelUnavailable(f"{key} is not loaded")
         if model.sleep_s:
             time.sleep(model.sleep_s)
+        if model.crash is not None and any(model.crash in item.texts for item in items):
+            os._exit(66)
+        if model.oom is not None and any(model.oom in item.texts for item in items):
+            raise MemoryError("the oom text is in the batch")
         if model.poison is not None and any(model.poison in item.texts for item in items):
             raise RunFailed(f"{key}: the poison text is in the batch")
         tokens = sum(sum(item.lengths) for item in items)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from shoal.clock import monotonic
 from shoal.core.schedule import Policy
 from shoal.core.types import Batch, Item, Lane
-from shoal.errors import Bug, DeadlineExceeded, RuntimeCrashed, ShoalError
+from shoal.errors import Bug, DeadlineExceeded, OutOfMemory, RuntimeCrashed, ShoalError
 from shoal.ipc.messages import Ran
 from shoal.worker.costs import CostBook
 from shoal.worker.held import Held
@@ -149,9 +149,9 @@ class Dispatch:
         self._policy.finished(batch, took_s, now_s)
         self._fill()  # the device has work again before this batch's replies cost any time
         self.on_room(line)
-        await self._reply(line, batch, ran)
+        await self._reply(device, line, batch, ran)
 
-    async def _reply(self, line: Line, batch: Batch, ran: Ran | ShoalError) -> None:
+    async def _reply(self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError) -> None:
         if isinstance(ran, ShoalError):
             log.warning("a batch of %d items failed: %s", len(batch.items), ran)
             for item in batch.items:
@@ -159,6 +159,9 @@ class Dispatch:
             return
         self._costs.on_batch(line.entry, batch, ran.run_s)
         self._metrics.on_batch(batch, ran)
+        if any(d.failure is not None and d.failure.code == OutOfMemory.code for d in ran.items):
+            # The host has freed and split already, and a lone item still did not fit.
+            await self._residents.renew(device, line.entry.runtime)
         for done in ran.items:
             if done.failure is None:
                 await self._held.succeed(done.item, done.result, ran.run_s)

@@ -131,6 +131,11 @@ class Residents:
         device.resident = {m: r for m, r in device.resident.items() if r != runtime}
         self._on_change()
 
+    async def renew(self, device: Device, runtime: str) -> None:
+        """Ends a runtime's process, so that its memory is given back; it starts when needed."""
+        log.warning("runtime %s on %s ran out of memory and is started anew", runtime, device.name)
+        await self.process(device, runtime).kill()
+
     async def traits(self, runtime: str) -> Traits:
         """What a runtime can do, by its own word. Raises `RuntimeFault`."""
         process = self.process(self.devices[0], runtime)

@@ -99,13 +99,18 @@ class RuntimeProcess:
         self._connection = None
         if self._stopping:
             return
-        pause_s = self._backoff.after(monotonic() - begun_s)
+        pause_s = self._backoff.after(monotonic() - begun_s, useful=connection.batches > 0)
         self._not_before_s = monotonic() + pause_s
         log.error(
             "runtime %s on %s died with status %d; again in %.1f s at the earliest",
             *(self.runtime, self.device, status, pause_s),
         )
         self._on_lost()
+
+    async def kill(self) -> None:
+        """Ends the process at once, as if it had crashed; it is started again when needed."""
+        if self._child is not None:
+            await self._child.kill()
 
     async def stop(self) -> None:
         """Ends the process."""
