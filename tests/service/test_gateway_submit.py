@@ -1,0 +1,276 @@
+"""Jobs through a queue: what is published, counted, refused and withdrawn."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from shoal.catalog.schema import Entry, Output, Profile
+from shoal.catalog.snapshot import Snapshot
+from shoal.clock import wall
+from shoal.core.lanes import DEFAULT_LANES, parse_lanes
+from shoal.errors import InvalidRequest, Overloaded, QueueFull
+from shoal.gateway.backlog import BacklogBook
+from shoal.gateway.fleet import Fleet
+from shoal.gateway.jobs import Job
+from shoal.gateway.submit import Submitter
+from shoal.queue.interface import QueueLimits
+from shoal.queue.memory import MemoryBroker, MemoryQueue
+from shoal.settings import GatewaySettings
+from shoal.wire.arrays import Array
+from shoal.wire.envelope import (
+    Failure,
+    Inputs,
+    ModelState,
+    Outcome,
+    Params,
+    Result,
+    Status,
+    decode_cancel,
+    decode_envelope,
+    decode_inputs,
+    encode,
+)
+from tests.conftest import run, until
+
+ENTRY = Entry(
+    id="m",
+    tasks=["encode"],
+    source="file:///x",
+    outputs={"dense": Output(1)},
+    profile=Profile(tokens_per_s=1000.0),
+)
+LINE_ITEMS = 5
+
+
+class Place:
+    """A gateway's submit path on one side of a queue, a worker's hand on the other."""
+
+    def __init__(self, *, workers=1, **settings):
+        broker = MemoryBroker(QueueLimits(max_queued_per_line=LINE_ITEMS))
+        self.queue, self.hand = MemoryQueue(broker), MemoryQueue(broker)
+        settings = GatewaySettings(item_inputs=4, item_tokens=10**6, **settings)
+        fleet = Fleet()
+        catalog = Snapshot([ENTRY])
+        lanes = parse_lanes(DEFAULT_LANES)
+        self.book = BacklogBook(fleet, lambda: catalog, lanes, name="g")
+        self.submitter = Submitter(self.queue, fleet, self.book, settings)
+        self.cancelled = []
+        if workers:
+            state = ModelState("m", "resident", bytes_per_token=1.0)
+            fleet.on_status(encode(Status("w", [state], devices=workers)))
+
+    async def __aenter__(self):
+        await self.queue.listen(self.submitter.on_outcome)
+        await self.hand.hear("cancel", lambda data: self.cancelled.append(decode_cancel(data)))
+        return self
+
+    async def __aexit__(self, *_):
+        await self.hand.close()
+        await self.queue.close()
+
+    def job(self, n=1, *, chars=98, time_s=30.0, lane="interactive", tenant=None):
+        """N inputs of chars + 2 tokens each."""
+        texts = Inputs(texts=["x" * chars] * n)
+        deadline_s = wall() + time_s
+        return Job("r", "encode", ENTRY, texts, Params(), lane, deadline_s, tenant=tenant)
+
+    def start(self, *arguments, **options):
+        return asyncio.create_task(self.submitter.run(self.job(*arguments, **options)))
+
+    async def take(self, n, lane="interactive"):
+        """The envelopes of the next n items."""
+        found = []
+        await self.hand.pull(
+            "m",
+            lane,
+            max_items=n,
+            expires_s=1.0,
+            on_delivery=found.append,
+            on_end=lambda: None,
+        )
+        await until(lambda: len(found) == n)
+        for delivery in found:
+            await delivery.ack()
+        return [decode_envelope(delivery.data) for delivery in found]
+
+    async def answer(self, envelope, failure=None):
+        n = len(decode_inputs(bytes(envelope.body)).texts)
+        dense = Array("float32", [n, 1], b"\0" * 4 * n)
+        result = Result({"dense": dense})
+        outcome = (
+            Outcome(envelope.item, failure=failure)
+            if failure
+            else Outcome(envelope.item, result=msgspec.Raw(encode(result)), tokens=n)
+        )
+        await self.hand.reply(envelope.reply, encode(outcome))
+
+    def tokens(self):
+        return self.book.message().tokens
+
+    def waiting_items(self):
+        lines = self.hand._broker.lines.values()
+        return sum(len(line.waiting) for line in lines)
+
+
+def test_submit_counts_a_job_until_each_item_ends():
+    """Tokens are counted at submit, by lane and model, and go item by item, also a second time."""
+
+    async def main():
+        async with Place() as place:
+            job = place.start(10, lane="bulk", tenant="team")
+            items = await place.take(3, lane="bulk")
+            assert [(e.tenant, e.cost_tokens) for e in items] == [
+                ("team", 400),
+                ("team", 400),
+                ("team", 200),
+            ]
+            assert place.tokens() == {"bulk": {"m": 1000}}
+            await place.answer(items[1])
+            await place.answer(items[1])
+            await until(lambda: place.tokens() == {"bulk": {"m": 600}})
+            await place.answer(items[0])
+            await place.answer(items[2])
+            assert (await job).tokens == 10
+            assert place.tokens() == {}
+            await asyncio.sleep(0)
+            assert place.cancelled == []
+
+    run(main())
+
+
+def test_submit_counts_bytes_and_not_characters():
+    """A text outside ASCII costs by its bytes of UTF-8, at the ratio that workers report."""
+
+    async def main():
+        async with Place() as place:
+            job = place.job()
+            job = Job("r", "encode", ENTRY, Inputs(texts=["日本語"]), Params(), "bulk", wall() + 9)
+            task = asyncio.create_task(place.submitter.run(job))
+            (item,) = await place.take(1, lane="bulk")
+            assert item.cost_tokens == 9 + 2
+            await place.answer(item)
+            await task
+
+    run(main())
+
+
+def test_submit_publishes_nothing_of_what_it_refuses():
+    """A job that cannot be in time is refused before an item is in the queue, and not counted."""
+
+    async def main():
+        async with Place() as place:
+            first = place.start(8, chars=998)  # 8 s of work
+            await until(lambda: place.waiting_items() == 2)
+            small = place.start(1, time_s=9.0)
+            await until(lambda: place.waiting_items() == 3)
+            before = place.tokens()
+            with pytest.raises(Overloaded) as refused:
+                await place.submitter.run(place.job(1, time_s=5.0))
+            assert 3 <= refused.value.retry_after_s <= 4
+            with pytest.raises(Overloaded):
+                await place.submitter.run(place.job(12, time_s=9.0))
+            assert place.waiting_items() == 3
+            assert place.tokens() == before
+            for item in await place.take(3):
+                await place.answer(item)
+            await asyncio.gather(first, small)
+            # The same jobs on the idle fleet.
+            again = place.start(12, time_s=9.0)
+            for item in await place.take(3):
+                await place.answer(item)
+            await again
+
+    run(main())
+
+
+def test_submit_admits_anything_while_no_worker_is_known():
+    """Without a heartbeat nothing is known of the fleet, and nothing is refused."""
+
+    async def main():
+        async with Place(workers=0) as place:
+            jobs = [place.start(4, chars=60_000, time_s=20.0) for _ in range(4)]
+            for item in await place.take(4):
+                await place.answer(item)
+            await asyncio.gather(*jobs)
+
+    run(main())
+
+
+def test_submit_withdraws_the_rest_of_a_failed_request():
+    """The first failure ends the request: its other items are cancelled and not counted."""
+
+    async def main():
+        async with Place() as place:
+            job = place.start(10)
+            items = await place.take(3)
+            await place.answer(items[2], Failure.of(InvalidRequest("bad", input_index=1)))
+            with pytest.raises(InvalidRequest) as failed:
+                await job
+            assert failed.value.param == "inputs[9]"
+            assert place.tokens() == {}
+            await until(lambda: [c.request for c in place.cancelled] == [items[0].request])
+
+    run(main())
+
+
+@pytest.mark.parametrize("why", ["client", "deadline"])
+def test_submit_withdraws_what_nobody_waits_for(why):
+    """A caller that leaves, and a deadline, cancel the request and end its count."""
+
+    async def main():
+        async with Place() as place:
+            job = place.start(8, time_s=0.2 if why == "deadline" else 30)
+            items = await place.take(2)
+            if why == "client":
+                job.cancel()
+            done, _ = await asyncio.wait([job], timeout=5)
+            assert done
+            assert job.cancelled() or job.exception().code == "deadline_exceeded"
+            assert place.tokens() == {}
+            await until(lambda: [c.request for c in place.cancelled] == [items[0].request])
+
+    run(main())
+
+
+def test_submit_full_line_says_when_it_has_room():
+    """QueueFull from the broker has a computed Retry-After, and the job is withdrawn."""
+
+    async def main():
+        async with Place() as place:
+            jobs = [
+                place.start(4, chars=1998, time_s=100.0) for _ in range(LINE_ITEMS)
+            ]  # 8 s of work each
+            await until(lambda: place.waiting_items() == LINE_ITEMS)
+            with pytest.raises(QueueFull) as full:
+                await place.submitter.run(place.job(1, time_s=100.0))
+            assert 4.0 <= full.value.retry_after_s <= 4.1
+            assert place.tokens() == {"interactive": {"m": LINE_ITEMS * 8000}}
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    run(main())
+
+
+def test_submit_gateways_count_one_anothers_work():
+    """A gateway refuses for the sake of what another one waits for, and tells of its own."""
+
+    async def main():
+        async with Place() as place:
+            said = []
+            await place.hand.hear("backlog", said.append)
+            await place.queue.hear("backlog", place.book.on_backlog)
+            beat = asyncio.create_task(place.book.run(place.queue))
+            other = BacklogBook(Fleet(), lambda: Snapshot([]), parse_lanes(DEFAULT_LANES), name="o")
+            other.add("interactive", "m", 20_000)
+            await place.hand.tell("backlog", encode(other.message()))
+            await until(lambda: len(said) == 2)
+            with pytest.raises(Overloaded):
+                await place.submitter.run(place.job(1, time_s=5.0))
+            assert place.tokens() == {}
+            beat.cancel()
+
+    run(main())
