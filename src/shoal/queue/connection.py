@@ -11,18 +11,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import nats
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 
 from shoal.errors import QueueUnavailable
+from shoal.queue.link import Link
 
 log = logging.getLogger(__name__)
 
 PENDING_BYTES = 64 * 1024 * 1024
-INBOX_PENDING_BYTES = 1024 * 1024 * 1024
-INBOX_PENDING_MSGS = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,12 @@ class Address:
 OnState = Callable[[], Awaitable[None]]
 
 
-async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_s: float) -> Client:
+async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_s: float) -> Link:
     """A connection that comes back by itself. Raises `QueueUnavailable` after `wait_s`."""
-    client: Client | None = None
+    link = Link()
 
     async def lost() -> None:
-        if client is not None and not client.is_closed:
+        if not link.is_closed:
             log.warning("lost the connection to the queue; trying again")
 
     async def failed(error: Exception) -> None:
@@ -53,7 +50,7 @@ async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_
         await on_reconnected()
 
     try:
-        client = await nats.connect(
+        await link.connect(
             address.url,
             name=name,
             token=address.token,
@@ -72,4 +69,4 @@ async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_
         )
     except (NatsError, NoServersError, OSError, TimeoutError) as error:
         raise QueueUnavailable(f"no NATS server answers at {address.url}: {error}") from error
-    return client
+    return link

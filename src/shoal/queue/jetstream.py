@@ -1,8 +1,8 @@
 """The queue on NATS JetStream.
 
 Owns the hot path: publishes whose acks come to a shared inbox, one-shot pulls, raw acks. Each
-costs one core NATS message, where the library's JetStream wrapper would make several round trips
-and tasks. Facts this relies on, all of them of the server's protocol:
+is one core NATS message through `link`, where the library's JetStream wrapper would make several
+round trips and tasks. Facts this relies on, all of them of the server's protocol:
 
 - a publish's reply subject is taken by its ack, so the inbox for outcomes travels in the envelope;
 - a pulled message arrives with its own subject, and only the end marker of a pull has the pull's;
@@ -10,7 +10,7 @@ and tasks. Facts this relies on, all of them of the server's protocol:
 - a pull that fills up sends no end marker: deliveries are counted;
 - the number of earlier deliveries is a token of a delivery's reply subject.
 
-Does not own names and settings (`topology`) or the connection (`connection`).
+Does not own names and settings (`topology`), the connection (`connection`) or framing (`link`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
@@ -31,12 +29,7 @@ from nats.js.errors import APIError
 from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueFull, QueueUnavailable, ShoalError
-from shoal.queue.connection import (
-    INBOX_PENDING_BYTES,
-    INBOX_PENDING_MSGS,
-    Address,
-    connect,
-)
+from shoal.queue.connection import Address, connect
 from shoal.queue.deadletters import NatsDeadLetters
 from shoal.queue.interface import (
     Control,
@@ -46,45 +39,50 @@ from shoal.queue.interface import (
     OnRefused,
     Payloads,
 )
+from shoal.queue.link import Link, OnMessage
 from shoal.queue.payloads import NatsPayloads
 from shoal.queue.topology import Topology
 
 log = logging.getLogger(__name__)
 
-OnMsg = Callable[[Msg], Awaitable[None]]
-
 _LINE_IS_FULL = 10077  # "maximum messages per subject exceeded"
 _PULL_GRACE_S = 2.0
+_PUBLISH_HEADERS = b"NATS/1.0\r\nNats-Msg-Id:%b\r\nNats-TTL:%ds\r\n\r\n"
+_NO_RESPONDERS = b"NATS/1.0 503"
 
 
 class JetStreamDelivery:
     """A pulled message; see `shoal.queue.interface.Delivery`."""
 
-    __slots__ = ("_client", "_reply", "attempt", "data")
+    __slots__ = ("_link", "_reply", "attempt", "data")
 
-    def __init__(self, client: Client, msg: Msg) -> None:
-        self._client = client
-        self._reply = msg.reply
-        self.data: bytes = msg.data
+    def __init__(self, link: Link, reply: bytes, data: bytes) -> None:
+        self._link = link
+        self._reply = reply
+        self.data = data
         # $JS.ACK.<stream>.<consumer>.<deliveries>... or, in a domain, two tokens later.
-        tokens = msg.reply.split(".", 8)
+        tokens = reply.split(b".", 8)
         self.attempt = int(tokens[4] if len(tokens) < 9 or tokens[4].isdigit() else tokens[6])
 
     async def ack(self) -> None:
         """The item is done."""
-        await self._say(b"+ACK")
+        self._say(b"+ACK")
 
     async def nak(self, delay_s: float = 0.0) -> None:
         """The item is given back."""
-        await self._say(b'-NAK {"delay":%d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK")
+        self._say(b'-NAK {"delay":%d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK")
 
     async def in_progress(self) -> None:
         """The item is being worked on."""
-        await self._say(b"+WPI")
+        self._say(b"+WPI")
 
-    async def _say(self, word: bytes) -> None:
+    def give_back(self) -> None:
+        """As `nak`, where nothing can wait."""
+        self._say(b"-NAK")
+
+    def _say(self, word: bytes) -> None:
         try:
-            await self._client.publish(self._reply, word)
+            self._link.send(self._reply, word)
         except NatsError as error:  # the broker is away: the item comes back after ack_wait
             log.debug("could not send %r: %r", word, error)
 
@@ -101,19 +99,20 @@ class _Pull:
 class JetStreamQueue:
     """`shoal.queue.interface.Queue` on JetStream. Open it with `JetStreamQueue.open`."""
 
-    def __init__(self, client: Client, topology: Topology) -> None:
-        self._client = client
+    def __init__(self, link: Link, topology: Topology) -> None:
+        self._link = link
         self._topology = topology
-        self._js = client.jetstream()
+        self._js = link.jetstream()
         self._id = uuid.uuid4().hex[:16]
         self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
         self.payloads: Payloads = NatsPayloads(self._js, topology)
         self.dead: DeadLetters = NatsDeadLetters(self._js, topology)
         self._lines: set[str] = set()
-        self._pulls: dict[str, _Pull] = {}
+        self._pulls: dict[bytes, _Pull] = {}
         self._pull_inbox: Subscription | None = None
         self._pull_number = 0
-        self._unacked: dict[str, tuple[OnRefused, float]] = {}
+        self._unacked: dict[bytes, tuple[OnRefused, float]] = {}
+        self._ack_inbox = b"_INBOX.%b.ack." % self._id.encode()
         self._publish_number = 0
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -128,8 +127,8 @@ class JetStreamQueue:
             if queue is not None:
                 await queue._restore()
 
-        client = await connect(address, name=name, on_reconnected=on_reconnected, wait_s=wait_s)
-        queue = cls(client, topology)
+        link = await connect(address, name=name, on_reconnected=on_reconnected, wait_s=wait_s)
+        queue = cls(link, topology)
         try:
             await queue._ensure()
             await queue._subscribe(f"_INBOX.{queue._id}.ack.*", queue._on_publish_ack)
@@ -137,7 +136,7 @@ class JetStreamQueue:
                 f"_INBOX.{queue._id}.pull.*", queue._on_pulled
             )
         except (NatsError, TimeoutError) as error:
-            await client.close()
+            await link.close()
             raise QueueUnavailable(f"JetStream at {address.url}: {error}") from error
         queue._sweeper = asyncio.create_task(queue._sweep(), name="queue publish sweeper")
         return queue
@@ -150,7 +149,7 @@ class JetStreamQueue:
     @property
     def connected(self) -> bool:
         """Whether the broker can be reached now."""
-        return bool(self._client.is_connected)
+        return bool(self._link.is_connected)
 
     async def ensure_lines(self, models: Iterable[str]) -> None:
         """Makes the consumers of these models' lines."""
@@ -173,30 +172,26 @@ class JetStreamQueue:
         on_refused: OnRefused,
     ) -> None:
         """Publishes; the ack is handled when it comes."""
-        if not self._client.is_connected:
+        if not self._link.is_connected:
             raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
         self._publish_number += 1
-        number = str(self._publish_number)
-        self._unacked[number] = (on_refused, monotonic())
+        reply = b"%b%d" % (self._ack_inbox, self._publish_number)
+        self._unacked[reply] = (on_refused, monotonic())
+        headers = _PUBLISH_HEADERS % (item_id.encode(), max(1, int(ttl_s) + 1))
         try:
-            await self._client.publish(
-                self._topology.line(model, lane),
-                data,
-                reply=f"_INBOX.{self._id}.ack.{number}",
-                headers={"Nats-Msg-Id": item_id, "Nats-TTL": f"{max(1, int(ttl_s) + 1)}s"},
-            )
+            self._link.send(self._topology.line(model, lane).encode(), data, reply, headers)
         except NatsError as error:
-            self._unacked.pop(number, None)
+            del self._unacked[reply]
             raise QueueUnavailable(f"the queue did not take the item: {error}") from error
 
-    async def _on_publish_ack(self, msg: Msg) -> None:
-        waiting = self._unacked.pop(msg.subject.rpartition(".")[2], None)
+    def _on_publish_ack(self, subject: bytes, _: bytes, headers: bytes, data: bytes) -> None:
+        waiting = self._unacked.pop(subject, None)
         if waiting is None:
             return
-        if msg.headers and msg.headers.get("Status") == "503":
+        if headers.startswith(_NO_RESPONDERS):
             waiting[0](QueueUnavailable("the queue has no stream now", retry_after_s=1.0))
-        elif b'"error"' in msg.data:
-            waiting[0](_refusal(msg.data))
+        elif b'"error"' in data:
+            waiting[0](_refusal(data))
 
     async def _sweep(self) -> None:
         """Fails the publishes that nobody acked: the broker went away with them."""
@@ -223,9 +218,9 @@ class JetStreamQueue:
         on_end: Callable[[], None],
     ) -> None:
         """One one-shot pull; a line has at most one open."""
-        line = self._topology.line(model, lane)
+        line = self._topology.line(model, lane).encode()
         if line in self._pulls:
-            raise ValueError(f"{line} has an open pull")
+            raise ValueError(f"{model} ({lane}) has an open pull")
         self._pull_number += 1
         pull = _Pull(self._pull_number, max_items, on_delivery, on_end)
         self._pulls[line] = pull
@@ -233,41 +228,41 @@ class JetStreamQueue:
             expires_s + _PULL_GRACE_S, self._end_pull, line, pull.number
         )
         try:
-            await self._client.publish(
+            self._link.send(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._topology.stream}"
-                f".{self._topology.consumer(model, lane)}",
+                f".{self._topology.consumer(model, lane)}".encode(),
                 b'{"batch":%d,"expires":%d}' % (max_items, int(expires_s * 1e9)),
-                reply=f"_INBOX.{self._id}.pull.{pull.number}",
+                f"_INBOX.{self._id}.pull.{pull.number}".encode(),
             )
         except NatsError as error:
             self._drop_pull(line)
             raise QueueUnavailable(f"cannot pull: {error}") from error
 
-    async def _on_pulled(self, msg: Msg) -> None:
-        if not msg.reply:  # an end marker: 404, 408, 409 or, without a stream, 503
-            number = int(msg.subject.rpartition(".")[2])
+    def _on_pulled(self, subject: bytes, reply: bytes, _: bytes, data: bytes) -> None:
+        if not reply:  # an end marker: 404, 408, 409 or, without a stream, 503
+            number = int(subject.rpartition(b".")[2])
             for line, pull in self._pulls.items():
                 if pull.number == number:
                     self._end_pull(line, number)
                     break
             return
-        delivery = JetStreamDelivery(self._client, msg)
-        pulled = self._pulls.get(msg.subject)
+        delivery = JetStreamDelivery(self._link, reply, data)
+        pulled = self._pulls.get(subject)
         if pulled is None:  # the pull was withdrawn while this was on its way
-            await delivery.nak()
+            delivery.give_back()
             return
         pulled.left -= 1
         pulled.on_delivery(delivery)
         if pulled.left == 0:
-            self._end_pull(msg.subject, pulled.number)
+            self._end_pull(subject, pulled.number)
 
-    def _drop_pull(self, line: str) -> _Pull | None:
+    def _drop_pull(self, line: bytes) -> _Pull | None:
         pull = self._pulls.pop(line, None)
         if pull is not None and pull.guard is not None:
             pull.guard.cancel()
         return pull
 
-    def _end_pull(self, line: str, number: int) -> None:
+    def _end_pull(self, line: bytes, number: int) -> None:
         pull = self._pulls.get(line)
         if pull is not None and pull.number == number:
             self._drop_pull(line)
@@ -291,27 +286,22 @@ class JetStreamQueue:
         """Listens to a kind of control message."""
         await self._subscribe(self._topology.control(control), _bytes_to(on_message))
 
-    async def _subscribe(self, subject: str, on_msg: OnMsg) -> Subscription:
-        subscription = await self._client.subscribe(
-            subject,
-            cb=on_msg,
-            pending_msgs_limit=INBOX_PENDING_MSGS,
-            pending_bytes_limit=INBOX_PENDING_BYTES,
-        )
-        await self._client.flush()
+    async def _subscribe(self, subject: str, on_message: OnMessage) -> Subscription:
+        subscription = await self._link.listen(subject, on_message)
+        await self._link.flush()
         return subscription
 
     async def reply(self, inbox: str, data: bytes) -> None:
         """Sends an outcome."""
-        await self._send(inbox, data)
+        self._send(inbox, data)
 
     async def tell(self, control: Control, data: bytes) -> None:
         """Sends a control message."""
-        await self._send(self._topology.control(control), data)
+        self._send(self._topology.control(control), data)
 
-    async def _send(self, subject: str, data: bytes) -> None:
+    def _send(self, subject: str, data: bytes) -> None:
         try:
-            await self._client.publish(subject, data)
+            self._link.send(subject.encode(), data)
         except NatsError as error:
             raise QueueUnavailable(f"the queue did not take a message: {error}") from error
 
@@ -320,7 +310,7 @@ class JetStreamQueue:
         for line in list(self._pulls):
             self._drop_pull(line)
         inbox, self._pull_inbox = self._pull_inbox, None
-        if inbox is not None and self._client.is_connected:
+        if inbox is not None and self._link.is_connected:
             try:
                 await inbox.drain()
             except (NatsError, TimeoutError) as error:
@@ -332,16 +322,16 @@ class JetStreamQueue:
             self._sweeper.cancel()
         await self.stop_pulling()
         try:
-            if self._client.is_connected:
-                await self._client.flush(timeout=2)
-            await self._client.close()
+            if self._link.is_connected:
+                await self._link.flush(timeout=2)
+            await self._link.close()
         except (NatsError, TimeoutError) as error:
             log.debug("closing the queue connection: %r", error)
 
 
-def _bytes_to(on_bytes: OnBytes) -> OnMsg:
-    async def handle(msg: Msg) -> None:
-        on_bytes(msg.data)
+def _bytes_to(on_bytes: OnBytes) -> OnMessage:
+    def handle(_subject: bytes, _reply: bytes, _headers: bytes, data: bytes) -> None:
+        on_bytes(data)
 
     return handle
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from nats.js import JetStreamContext
@@ -29,6 +30,7 @@ _MUTABLE = ("subjects", "max_msgs_per_subject", "duplicate_window", "allow_msg_t
 _UNSAFE = re.compile(r"[^a-z0-9_-]")
 
 
+@lru_cache(maxsize=4096)  # asked for every item
 def token(name: str) -> str:
     """A model id as one subject token: injective, every other character as `=XX` hex."""
     return _UNSAFE.sub(lambda m: "".join(f"={b:02X}" for b in m[0].encode()), name)
