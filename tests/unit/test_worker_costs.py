@@ -62,13 +62,22 @@ def test_device_takes_the_next_batch_when_the_running_one_is_about_to_end():
     """Idle: free. Busy: free a tenth before the expected end. Two ahead: not free."""
     device = Device("cpu#0")
     assert device.is_free(0.0)
-    device.on_sent(1.0, 0.0)
+    first = device.on_sent(1.0, 0.0)
     assert not device.is_free(0.85)
     assert device.is_free(0.91)
-    device.on_sent(1.0, 0.91)
+    second = device.on_sent(1.0, 0.91)
     assert not device.is_free(5.0)
-    device.on_back(1.2)  # the second has begun
+    device.on_back(first, 1.2, lost=False)  # the second has begun
     assert not device.is_free(2.0)
     assert device.is_free(2.11)
-    device.on_back(2.2)
+    device.on_back(second, 2.2, lost=False)
     assert (device.is_free(2.2), device.in_flight) == (True, 0)
+
+
+def test_device_knows_which_batch_a_crash_took():
+    """The batch that ran when the process died had begun; the one behind it had not."""
+    device = Device("cpu#0")
+    first, second = device.on_sent(1.0, 0.0), device.on_sent(1.0, 0.9)
+    for sent in (first, second):
+        device.on_back(sent, 1.0, lost=True)
+    assert (first.begun, second.begun) == (True, False)

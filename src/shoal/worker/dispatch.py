@@ -22,7 +22,7 @@ from shoal.worker.costs import CostBook
 from shoal.worker.held import Held
 from shoal.worker.lines import Line
 from shoal.worker.metrics import Metrics
-from shoal.worker.resident import Device, Residents
+from shoal.worker.resident import Device, Residents, Sent
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +120,15 @@ class Dispatch:
             held.started_s = now_s
             held.load_s = self._residents.load_wait_s(line.entry, held.arrived_s)
             self._metrics.on_wait(now_s - held.arrived_s + held.queued_s)
-        device.on_sent(batch.expected_s, now_s)
+        sent = device.on_sent(batch.expected_s, now_s)
         line.on_sent(batch)
-        task = asyncio.create_task(self._run(device, line, batch), name="batch")
+        task = asyncio.create_task(self._run(device, sent, line, batch), name="batch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, device: Device, line: Line, batch: Batch) -> None:
+    async def _run(self, device: Device, sent: Sent, line: Line, batch: Batch) -> None:
         ran: Ran | ShoalError
+        lost = False
         try:
             run_items = [r for i in batch.items if (r := self._held[i.id].run_item)]
             process = self._residents.process(device, line.entry.runtime)
@@ -135,7 +136,7 @@ class Dispatch:
             ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
         except RuntimeCrashed as error:
             self._residents.on_lost(device, line.entry.runtime)
-            ran = error
+            ran, lost = error, True
         except ShoalError as error:
             ran = error
         except Exception as error:  # task root
@@ -143,13 +144,23 @@ class Dispatch:
             ran = Bug(f"{type(error).__name__}: {error}")
         finally:
             now_s = monotonic()
-            device.on_back(now_s)
+            device.on_back(sent, now_s, lost=lost)
             line.on_back(batch)
         took_s = ran.run_s if isinstance(ran, Ran) else None
         self._policy.finished(batch, took_s, now_s)
         self._fill()  # the device has work again before this batch's replies cost any time
         self.on_room(line)
-        await self._reply(device, line, batch, ran)
+        if isinstance(ran, Ran) or sent.begun:
+            await self._reply(device, line, batch, ran)
+        else:
+            await self._send_again(batch, ran)
+
+    async def _send_again(self, batch: Batch, error: ShoalError) -> None:
+        """A batch that had not begun when its process died: that costs its items no attempt."""
+        for item in batch.items:
+            if not self.add(item):
+                await self._held.fail(item.id, error)
+        self.wake()
 
     async def _reply(self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError) -> None:
         if isinstance(ran, ShoalError):

@@ -39,26 +39,34 @@ def _lead_s(expected_s: float) -> float:
     return max(_LEAST_LEAD_S, 0.1 * expected_s)
 
 
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A batch on a device. begun: it runs; else it waits there for the one before it."""
+
+    expected_s: float
+    begun: bool = False
+
+
 @dataclass(slots=True)
 class Device:
     """A device and what runs on it.
 
     resident: the runtime that holds each loaded model, by the model's id. loading: ids of models
-    on their way. expected_s: of the batches sent and not answered, the one that runs first.
-    stage_s: when the running one is about to end.
+    on their way. sent: the batches that are not answered, the one that runs first.
+    stage_s: when that is about to end.
     """
 
     name: str
     processes: dict[str, RuntimeProcess] = field(default_factory=dict)
     resident: dict[str, str] = field(default_factory=dict)
     loading: set[str] = field(default_factory=set)
-    expected_s: deque[float] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT_BATCHES))
+    sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT_BATCHES))
     stage_s: float = 0.0
 
     @property
     def in_flight(self) -> int:
         """Batches sent and not answered."""
-        return len(self.expected_s)
+        return len(self.sent)
 
     def holds(self, model: str) -> bool:
         """Whether a model is loaded here."""
@@ -70,17 +78,24 @@ class Device:
             return True
         return self.in_flight < IN_FLIGHT_BATCHES and now_s >= self.stage_s
 
-    def on_sent(self, expected_s: float, now_s: float) -> None:
+    def on_sent(self, expected_s: float, now_s: float) -> Sent:
         """A batch has left for it."""
-        self.expected_s.append(expected_s)
-        if self.in_flight == 1:
-            self.stage_s = now_s + expected_s - _lead_s(expected_s)
+        sent = Sent(expected_s)
+        self.sent.append(sent)
+        self._begin(now_s)
+        return sent
 
-    def on_back(self, now_s: float) -> None:
-        """The batch that ran has come back."""
-        self.expected_s.popleft()
-        if self.expected_s:
-            self.stage_s = now_s + self.expected_s[0] - _lead_s(self.expected_s[0])
+    def on_back(self, sent: Sent, now_s: float, *, lost: bool) -> None:
+        """A batch has come back, or was lost with its process."""
+        self.sent.remove(sent)
+        if not lost:
+            self._begin(now_s)
+
+    def _begin(self, now_s: float) -> None:
+        if self.sent and not self.sent[0].begun:
+            self.sent[0].begun = True
+            expected_s = self.sent[0].expected_s
+            self.stage_s = now_s + expected_s - _lead_s(expected_s)
 
 
 @dataclass(slots=True)
