@@ -10,7 +10,7 @@ from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run, until
 
-LIMITS = QueueLimits(ack_wait_s=5.0)
+LIMITS = QueueLimits(ack_wait_s=2.0)
 MODEL = "org/some.model"
 
 
@@ -68,12 +68,15 @@ def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
             await until(lambda: gateway.connected and worker.connected, 10)
             await asyncio.wait_for(open_pull.wait(), 5)
             await _submit(gateway, b"after", refused)
-            again = []
+            texts = []
             async with asyncio.timeout(15):
-                while len(again) < 16:
+                while len(texts) < 16:
+                    again = []
                     await (await _pull(worker, again)).wait()
-            texts = sorted(delivery.data for delivery in again)
-            assert texts == sorted([*(b"before %d" % n for n in range(5, 20)), b"after"])
+                    for delivery in again:
+                        texts.append(delivery.data)
+                        await delivery.ack()
+            assert sorted(texts) == sorted([*(b"before %d" % n for n in range(5, 20)), b"after"])
             assert not refused
             await worker.reply(gateway.inbox, b"outcome")
             await until(lambda: outcomes == [b"outcome"])
