@@ -41,8 +41,8 @@ _READ_BYTES = 256 * 1024
 class RuntimeConnection(asyncio.BufferedProtocol):
     """Calls to one runtime process; any number of them may be open, up to `MAX_CALLS`.
 
-    `batches` counts those that were answered. `hello` completes with the process's first message. Every method raises `RuntimeCrashed` when
-    the process goes away before it has answered.
+    `hello` completes with the process's first message; `batches` counts those that were answered.
+    Every method raises `RuntimeCrashed` when the process goes away before it has answered.
     """
 
     def __init__(self) -> None:
