@@ -58,6 +58,28 @@ def test_cost_book_rates_are_per_useful_token(tmp_path):
     assert (rates.token_s, rates.bytes_per_token) == (0.01, 4.5)
 
 
+def run_batch(book, tokens, padded, took_s):
+    items = (Item("i", "m", "interactive", (tokens,), 0.0, 0.0),)
+    work = Work(padded, 64 * padded)
+    book.on_batch(ENTRY, Batch("m", "interactive", items, work, 1.0, 0), took_s)
+    book.model(ENTRY).observe(work, took_s)
+
+
+def test_cost_book_small_batches_do_not_make_a_token_dear(tmp_path):
+    """Two tokens that wait for a launch are no sign that thousands take as long each."""
+    book = CostBook(tmp_path / "costs.json", "cpux1")
+    assert book.token_s(ENTRY) == 0.0
+    for _ in range(50):
+        run_batch(book, 2, 2, 0.005 + 0.002)
+    assert book.rates(ENTRY).token_s == pytest.approx(0.0035)
+    # 0.1 s less a launch of 5 ms, at 1 ms a token: 95 tokens.
+    assert book.token_s(ENTRY) == pytest.approx(0.1 / 95, rel=0.05)
+    for _ in range(200):
+        run_batch(book, 80, 95, 0.1)
+        run_batch(book, 2, 2, 0.007)
+    assert book.token_s(ENTRY) == pytest.approx(0.1 / 80, rel=0.1)
+
+
 def test_device_takes_the_next_batch_when_the_running_one_is_about_to_end():
     """Idle: free. Busy: free a tenth before the expected end. Two ahead: not free."""
     device = Device("cpu#0")

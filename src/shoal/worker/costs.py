@@ -15,20 +15,39 @@ from pathlib import Path
 import msgspec
 
 from shoal.catalog.schema import Entry
-from shoal.core.cost import CostModel, CostState
+from shoal.core.cost import CostModel, CostState, Work
 from shoal.core.types import Batch
 
 log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.05
+_FULL_BATCH_S = 0.1
+_TYPICAL_TOKENS = 64
 
 
 @dataclass(slots=True)
 class Rates:
-    """Moving averages of one model; 0 while unknown."""
+    """Moving averages of one model's batches and texts; rates are 0 while unknown.
 
-    token_s: float = 0.0
-    bytes_per_token: float = 0.0
+    The averages are divided, not the ratios averaged: a batch of two tokens that takes as long as
+    one of two thousand must not pass for the price of a token.
+    """
+
+    batch_s: float = 0.0
+    batch_tokens: float = 0.0
+    padded_tokens: float = 0.0
+    text_bytes: float = 0.0
+    text_tokens: float = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Device seconds of a useful token."""
+        return self.batch_s / self.batch_tokens if self.batch_tokens else 0.0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text of a token."""
+        return self.text_bytes / self.text_tokens if self.text_tokens else 0.0
 
 
 class CostBook:
@@ -65,17 +84,37 @@ class CostBook:
         """The averages of an entry."""
         return self._rates.setdefault(entry.id, Rates())
 
+    def token_s(self, entry: Entry) -> float:
+        """Device seconds of a useful token while there is plenty to do; 0 while none has run.
+
+        What was seen, or what a full batch should take where that is less: with little to do,
+        batches are small and the price of a token in them says nothing of a backlog's.
+        """
+        rates, model = self.rates(entry), self.model(entry)
+        if not rates.batch_tokens:
+            return 0.0
+        most = min(
+            entry.profile.max_batch_tokens, model.budget_tokens(_FULL_BATCH_S, _TYPICAL_TOKENS)
+        )
+        if most < rates.batch_tokens:
+            return rates.token_s
+        full_s = model.predict_s(Work(most, most * _TYPICAL_TOKENS))
+        return min(rates.token_s, full_s / most * rates.padded_tokens / rates.batch_tokens)
+
     def on_batch(self, entry: Entry, batch: Batch, took_s: float) -> None:
         """A batch ran: what a useful token of it took."""
         if batch.tokens:
             rates = self.rates(entry)
-            rates.token_s = _mix(rates.token_s, took_s / batch.tokens)
+            rates.batch_s = _mix(rates.batch_s, took_s)
+            rates.batch_tokens = _mix(rates.batch_tokens, batch.tokens)
+            rates.padded_tokens = _mix(rates.padded_tokens, batch.work.padded_tokens)
 
     def on_text(self, entry: Entry, text_bytes: int, tokens: int) -> None:
         """Texts were tokenised."""
         if tokens:
             rates = self.rates(entry)
-            rates.bytes_per_token = _mix(rates.bytes_per_token, text_bytes / tokens)
+            rates.text_bytes = _mix(rates.text_bytes, text_bytes)
+            rates.text_tokens = _mix(rates.text_tokens, tokens)
 
     def save(self) -> None:
         """Writes the file in one piece."""

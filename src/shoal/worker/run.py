@@ -90,6 +90,7 @@ class Worker:
             self._lines,
             metrics=self._metrics,
             costs=self._costs,
+            run_timeout_s=settings.run_timeout_s,
         )
         self._intake = Intake(
             queue,
@@ -196,7 +197,8 @@ class Worker:
             state = "unavailable" if reason else self._residents.state(entry)
             rates = self._costs.rates(entry)
             why = reason or (fault.message if fault else "")
-            states.append(ModelState(entry.id, state, why, rates.token_s, rates.bytes_per_token))
+            token_s = self._costs.token_s(entry)
+            states.append(ModelState(entry.id, state, why, token_s, rates.bytes_per_token))
         self._measure()
         status = Status(
             self.name,
