@@ -7,7 +7,8 @@ The wait of new work on W devices with M models that have work, and batches of a
 The first term is what was there before, as far as it goes first: devices are shared fairly, so a
 line does not wait for all that others have (`ahead_s`). The second is the batch that has just
 begun, the turn of every other model, and the batch itself. When little is there, one device has
-worked it off, one after the other, before all those turns could happen: that is the other bound.
+worked it off, one after the other, before all those turns could happen: that is the other bound,
+taken twice because estimates of so little are rough.
 A request whose deadline comes before the lesser of the two, its own cost included, is refused at
 once, with the time after which it would not be: a refusal now is worth more than a timeout later.
 Cost is counted, not requests.
@@ -21,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 LEAST_RETRY_S = 0.5
+_ROUGH = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def wait_s(load: FleetLoad) -> float:
 
 def needed_s(load: FleetLoad, cost_s: float) -> float:
     """The bound on the time until work of `cost_s` that comes now is done."""
-    return min(wait_s(load) + cost_s / max(1, load.devices), load.backlog_s + cost_s)
+    one_by_one_s = _ROUGH * (load.backlog_s + cost_s)
+    return min(wait_s(load) + cost_s / max(1, load.devices), one_by_one_s)
 
 
 def refuse(load: FleetLoad, cost_s: float, time_s: float) -> float | None:
