@@ -62,7 +62,7 @@ class QueueSettings:
     ] = 20_000
     ack_wait_s: Annotated[
         Seconds, Meta(description="Time after which a vanished worker's items come back.")
-    ] = 10.0
+    ] = 5.0
     max_attempts: Annotated[
         Count, Meta(description="Deliveries of an item before it is given up.")
     ] = 4
@@ -141,6 +141,9 @@ class WorkerSettings(QueueSettings):
         Meta(description="How batches are chosen; all but `fair` are there to be compared with."),
     ] = "fair"
     load_timeout_s: Annotated[Seconds, Meta(description="Longest time a model may load.")] = 300.0
+    run_timeout_s: Annotated[
+        Seconds, Meta(description="A runtime that takes longer over one batch is started anew.")
+    ] = 120.0
     drain_s: Annotated[Seconds, Meta(description="Time for held items to finish on shutdown.")] = (
         10.0
     )

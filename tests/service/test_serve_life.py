@@ -76,6 +76,21 @@ def test_serve_life_runtime_is_started_again_after_a_crash(serve):
     assert answers[0].status_code == 200, answers[0].text
 
 
+def test_serve_life_runtime_that_hangs_is_started_again(tmp_path):
+    """A runtime that stands still is ended after the time it may take; its items run again."""
+    flags = (*FAST, "--run-timeout-s", "1.5")
+    server = Serve(tmp_path, *flags, models={"echo": "{}"})
+    try:
+        encode(server.url)
+        for process in server.children("shoal.runtimes.host"):
+            process.suspend()
+        answer = encode(server.url, "after the hang")
+        assert answer.status_code == 200, answer.text
+        assert "hangs" in server.output
+    finally:
+        server.leave()
+
+
 @pytest.mark.parametrize("part", ["shoal worker", "shoal gateway", "nats.conf"])
 def test_serve_life_parts_are_started_again_after_a_crash(serve, part):
     """After the worker, the gateway or the broker is killed, requests are served again."""
@@ -148,10 +163,10 @@ def test_serve_life_ready_line_has_requests_that_answer(tmp_path):
 
 def test_serve_life_parts_run_alone_against_a_broker(nats_server, tmp_path):
     """`shoal gateway` and `shoal worker` work against a NATS server that someone else runs."""
-    (tmp_path / "echo.yaml").write_text(
-        NULL_ENTRY.format(id="echo", options="{}") + "pool: alone\n"
-    )
-    shared = ("--nats-url", nats_server.address.url, "--catalog", str(tmp_path), "--pool", "alone")
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    (catalog / "echo.yaml").write_text(NULL_ENTRY.format(id="echo", options="{}") + "pool: alone\n")
+    shared = ("--nats-url", nats_server.address.url, "--catalog", str(catalog), "--pool", "alone")
     token = {"SHOAL_NATS_TOKEN": nats_server.address.token}
     endpoint = tmp_path / "endpoint.json"
     gateway = ShoalProcess(

@@ -39,6 +39,7 @@ class Dispatch:
         *,
         metrics: Metrics,
         costs: CostBook,
+        run_timeout_s: float,
     ) -> None:
         self.on_room: Callable[[Line], None] = lambda _: None
         self._policy = policy
@@ -47,6 +48,7 @@ class Dispatch:
         self._lines = lines
         self._metrics = metrics
         self._costs = costs
+        self._run_timeout_s = run_timeout_s
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,8 +134,13 @@ class Dispatch:
         try:
             run_items = [r for i in batch.items if (r := self._held[i.id].run_item)]
             process = self._residents.process(device, line.entry.runtime)
-            connection = await process.connection()
-            ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
+            async with asyncio.timeout(self._run_timeout_s):
+                connection = await process.connection()
+                ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
+        except TimeoutError:
+            ran = RuntimeCrashed(f"the runtime gave no answer in {self._run_timeout_s:.0f} s")
+            await self._residents.renew(device, line.entry.runtime, "hangs")
+            lost = True
         except RuntimeCrashed as error:
             self._residents.on_lost(device, line.entry.runtime)
             ran, lost = error, True
@@ -172,7 +179,7 @@ class Dispatch:
         self._metrics.on_batch(batch, ran)
         if any(d.failure is not None and d.failure.code == OutOfMemory.code for d in ran.items):
             # The host has freed and split already, and a lone item still did not fit.
-            await self._residents.renew(device, line.entry.runtime)
+            await self._residents.renew(device, line.entry.runtime, "ran out of memory")
         for done in ran.items:
             if done.failure is None:
                 await self._held.succeed(done.item, done.result, ran.run_s)

@@ -146,9 +146,9 @@ class Residents:
         device.resident = {m: r for m, r in device.resident.items() if r != runtime}
         self._on_change()
 
-    async def renew(self, device: Device, runtime: str) -> None:
-        """Ends a runtime's process, so that its memory is given back; it starts when needed."""
-        log.warning("runtime %s on %s ran out of memory and is started anew", runtime, device.name)
+    async def renew(self, device: Device, runtime: str, why: str) -> None:
+        """Ends a runtime's process, so that all it held is given back; it starts when needed."""
+        log.error("runtime %s on %s %s and is started anew", runtime, device.name, why)
         await self.process(device, runtime).kill()
 
     async def traits(self, runtime: str) -> Traits:
@@ -220,6 +220,7 @@ class Residents:
             self._on_fault(
                 entry, ModelLoading(f"{entry.key} did not load in {self._load_timeout_s:.0f} s")
             )
+            await self.renew(device, entry.runtime, "does not finish a load")
         else:
             device.resident[entry.id] = entry.runtime
             self.memory_bytes[entry.key] = loaded.memory_bytes
