@@ -114,6 +114,18 @@ def test_backlog_counts_cost_not_requests():
     assert desk.refusal(tokens=2000 * 10, time_s=5.0) is not None
 
 
+def test_backlog_cuts_long_jobs_to_the_shortest_quantum():
+    """Items fit 100 ms at the speed that workers report, or else the profile's; 64 at least."""
+    desk = Desk()
+    assert desk.book.quantum_tokens("a") == 100  # 1,000 tokens/s by the profile
+    fast = Desk()
+    fast.hear(1, a=1e-4)
+    assert fast.book.quantum_tokens("a") == 1000
+    slow = Desk()
+    slow.hear(1, a=0.1)
+    assert slow.book.quantum_tokens("a") == 64
+
+
 def test_backlog_of_bulk_does_not_shut_interactive_out():
     """A long bulk queue leaves interactive jobs their share, and only bulk is refused."""
     desk = Desk(devices=1)

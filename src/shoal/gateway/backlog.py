@@ -32,6 +32,7 @@ BEAT_S = 1.0
 SILENT_S = 5.0
 MAX_GATEWAYS = 1_000
 LEAST_RETRY_S = 1.0
+LEAST_ITEM_TOKENS = 64
 # A full line has room as soon as a batch ends, but others wait for it too.
 _FULL_LINE_SHARE = 0.1
 
@@ -73,6 +74,11 @@ class BacklogBook:
         self._own: dict[Line, int] = {}
         self._all: dict[Line, int] = {}
         self._others: dict[str, _Said] = {}
+        # Device seconds of a token, and of all that waits: for one short sum per request. Made
+        # anew from `_all` when the fleet has news, so that rounding does not add up.
+        self._prices_s: dict[str, float] = {}
+        self._total_s = 0.0
+        self._news = fleet.news
 
     # --- counting
 
@@ -81,7 +87,11 @@ class BacklogBook:
         if tokens:
             line = (lane, model)
             _count(self._own, line, tokens)
-            _count(self._all, line, tokens)
+            self._count_all(line, tokens)
+
+    def _count_all(self, line: Line, tokens: int) -> None:
+        _count(self._all, line, tokens)
+        self._total_s += tokens * self._token_s(line[1])
 
     def on_backlog(self, data: bytes) -> None:
         """Takes in what another gateway says."""
@@ -103,21 +113,25 @@ class BacklogBook:
             self._forget(next(iter(self._others)))
         self._others[said.gateway] = _Said(tokens, self._clock())
         for line, n in tokens.items():
-            _count(self._all, line, n)
+            self._count_all(line, n)
 
     def _forget(self, gateway: str) -> None:
         said = self._others.pop(gateway, None)
         if said is not None:
             for line, n in said.tokens.items():
-                _count(self._all, line, -n)
+                self._count_all(line, -n)
 
-    def _forget_silent(self) -> None:
-        """Whoever says nothing any more waits for nothing. The oldest word is the first."""
+    def _refresh(self) -> None:
+        """Forgets gateways that say nothing any more, and what the fleet knows better by now."""
         while self._others:
             gateway, said = next(iter(self._others.items()))
             if said.heard_s >= self._clock() - SILENT_S:
-                return
+                break  # the oldest word is the first
             self._forget(gateway)
+        if self._fleet.news != self._news:
+            self._news = self._fleet.news
+            self._prices_s.clear()
+            self._total_s = sum(n * self._token_s(model) for (_, model), n in self._all.items())
 
     def message(self) -> Backlog:
         """What this gateway tells the others."""
@@ -148,8 +162,14 @@ class BacklogBook:
         devices = self._fleet.devices
         if not devices:
             return
+        self._refresh()
         cost_s = tokens * self._token_s(entry.id)
-        load = self._load(lane, entry.id, cost_s, devices)
+        rule = self._lanes[lane]
+        # Nearly always there is time even behind everything: that is quickly seen.
+        worst = FleetLoad(self._total_s, devices, len(self._all) + 1, rule.quantum_s)
+        if needed_s(worst, cost_s) <= time_s:
+            return
+        load = self._load(rule, entry.id, cost_s, devices)
         after_s = refuse(load, cost_s, time_s)
         if after_s is not None:
             raise Overloaded(
@@ -159,6 +179,15 @@ class BacklogBook:
                 retry_after_s=after_s,
             )
 
+    def quantum_tokens(self, model: str) -> int:
+        """Useful tokens that run within the shortest quantum of all lanes.
+
+        Larger jobs are cut into items of this size, whatever their lane: an item cannot be cut any
+        more once it is queued, and a long one would hold a device that short work waits for.
+        """
+        shortest_s = min(rule.quantum_s for rule in self._lanes.values())
+        return max(LEAST_ITEM_TOKENS, int(shortest_s / self._token_s(model)))
+
     def retry_s(self, model: str, lane: Lane, tokens: int) -> float:
         """When a full line should have room for a job of so many tokens."""
         waiting = max(tokens, _FULL_LINE_SHARE * self._all.get((lane, model), 0))
@@ -167,27 +196,28 @@ class BacklogBook:
 
     def backlog_s(self, lane: Lane) -> float:
         """Device seconds of what waits in a lane."""
-        self._forget_silent()
+        self._refresh()
         lines = ((line[1], n) for line, n in self._all.items() if line[0] == lane)
         return sum(n * self._token_s(model) for model, n in lines)
 
     def wait_bound_s(self, lane: Lane) -> float:
         """The longest that new work in a lane is expected to wait, whatever its model."""
-        total_s = sum(self.backlog_s(name) for name in self._lanes)
-        share = self._lanes[lane].weight / self._lane_weights
-        ahead = min(total_s, self.backlog_s(lane) / share)
-        return wait_s(self._fleet_load(lane, ahead, "", self._fleet.devices))
+        rule = self._lanes[lane]
+        in_lane_s = self.backlog_s(lane) * self._lane_weights / rule.weight
+        ahead = min(sum(self.backlog_s(name) for name in self._lanes), in_lane_s)
+        models = {line[1] for line in self._all}
+        return wait_s(FleetLoad(ahead, self._fleet.devices, len(models) + 1, rule.quantum_s))
 
-    def _load(self, lane: Lane, model: str, cost_s: float, devices: int) -> FleetLoad:
+    def _load(self, rule: LaneRule, model: str, cost_s: float, devices: int) -> FleetLoad:
         """What is before a job: all that waits, or what a fair share lets go first if less."""
-        if self._others:
-            self._forget_silent()
+        models = {model}
         total_s = lane_s = line_s = 0.0
         own_weight = weights = self._weight(model)
         for line, tokens in self._all.items():
             seconds = tokens * self._token_s(line[1])
             total_s += seconds
-            if line[0] != lane:
+            models.add(line[1])
+            if line[0] != rule.name:
                 continue
             lane_s += seconds
             if line[1] == model:
@@ -199,23 +229,21 @@ class BacklogBook:
             lane_s,
             line_s,
             cost_s,
-            lane_share=self._lanes[lane].weight / self._lane_weights,
+            lane_share=rule.weight / self._lane_weights,
             line_share=own_weight / weights,
         )
-        return self._fleet_load(lane, ahead, model, devices)
-
-    def _fleet_load(self, lane: Lane, ahead: float, model: str, devices: int) -> FleetLoad:
-        active = {line[1] for line in self._all}
-        active.add(model)
-        return FleetLoad(ahead, devices, len(active), self._lanes[lane].quantum_s)
+        return FleetLoad(ahead, devices, len(models), rule.quantum_s)
 
     def _token_s(self, model: str) -> float:
         """Device seconds of a token: as workers have seen it, else the profile's guess."""
-        seen_s = self._fleet.rates(model).token_s
-        if seen_s > 0:
-            return seen_s
-        entry = self._catalog().get(model)
-        return 1.0 / (Profile() if entry is None else entry.profile).tokens_per_s
+        price_s = self._prices_s.get(model)
+        if price_s is None:
+            price_s = self._fleet.rates(model).token_s
+            if price_s <= 0:
+                entry = self._catalog().get(model)
+                price_s = 1.0 / (Profile() if entry is None else entry.profile).tokens_per_s
+            self._prices_s[model] = price_s
+        return price_s
 
     def _weight(self, model: str) -> float:
         entry = self._catalog().get(model)

@@ -115,7 +115,7 @@ class Submitter:
         cuts = spans(
             costs_tokens,
             shared_tokens=shared_tokens,
-            max_tokens=self._settings.item_tokens,
+            max_tokens=min(self._settings.item_tokens, self._backlog.quantum_tokens(model)),
             max_inputs=self._settings.item_inputs,
         )
         costs = [sum(costs_tokens[a:b]) + shared_tokens * (b - a) for a, b in cuts]
