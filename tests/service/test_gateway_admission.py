@@ -51,6 +51,16 @@ class Caller:
         return answer, time.monotonic() - begun
 
 
+async def first_refusal(tasks):
+    async with asyncio.timeout(5):
+        while True:
+            answers = [task.result()[0] for task in tasks if task.done()]
+            for answer in answers:
+                if answer.status_code == 429:
+                    return answer
+            await asyncio.sleep(0.01)
+
+
 def run(server, main):
     async def with_client():
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
@@ -67,27 +77,25 @@ def test_gateway_admission_refuses_the_part_of_a_burst_that_would_be_late(serve)
 
     async def main(caller):
         burst = [asyncio.create_task(caller.ask(f"{n} {TEXT}", time_s=3.0)) for n in range(60)]
-        await asyncio.sleep(0.3)
-        early = [task.result() for task in burst if task.done()]
-        refused = [answer for answer, _ in early if answer.status_code == 429]
+        refused = await first_refusal(burst)
         for _ in range(2):
             answer, took_s = await caller.ask("now", lane="interactive", time_s=2.0)
             assert answer.status_code == 200, answer.text
             assert took_s < 1.0
-        after_s = int(refused[-1].headers["retry-after"])
-        again = asyncio.create_task(asyncio.sleep(after_s))
-        answers = [answer for answer, _ in await asyncio.gather(*burst)]
-        await again
+        later = asyncio.create_task(asyncio.sleep(int(refused.headers["retry-after"])))
+        told = await asyncio.gather(*burst)
+        await later
         answer, _ = await caller.ask(f"again {TEXT}", time_s=3.0)
         assert answer.status_code == 200, answer.text
-        return refused, answers
+        return told
 
-    refused, answers = run(serve, main)
-    statuses = [answer.status_code for answer in answers]
+    told = run(serve, main)
+    statuses = [answer.status_code for answer, _ in told]
     assert set(statuses) == {200, 429}, statuses
-    assert len(refused) == statuses.count(429), "each refusal came at once"
     assert 12 <= statuses.count(200) <= 30
-    for answer in refused:
+    refused = [(answer, took_s) for answer, took_s in told if answer.status_code == 429]
+    for answer, took_s in refused:
+        assert took_s < 1.5  # most of it is the test's own sixty connections
         assert answer.json()["code"] == "overloaded"
         assert "deadline" in answer.json()["message"]
         assert 1 <= int(answer.headers["retry-after"]) <= 6

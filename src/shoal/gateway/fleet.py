@@ -35,7 +35,10 @@ class Rates:
 
 
 class Fleet:
-    """The live workers and the states of models in them. clock: seconds, monotonic."""
+    """The live workers and the states of models in them. clock: seconds, monotonic.
+
+    `news` is another number whenever `devices` or `rates` may say something else.
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -44,6 +47,7 @@ class Fleet:
         self._rates: dict[str, Rates] = {}
         self._devices: int | None = None
         self._refreshed_s = 0.0
+        self.news = 0
 
     def on_status(self, data: bytes) -> None:
         """Takes a heartbeat in."""
@@ -64,6 +68,7 @@ class Fleet:
         self._rates.clear()
         self._devices = None
         self._refreshed_s = now
+        self.news += 1
 
     def _forget_silent(self) -> None:
         now = self._clock()
