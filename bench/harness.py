@@ -69,11 +69,21 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def options(description: str | None) -> argparse.Namespace:
-    """The options of every script."""
+def options(description: str | None, parts: int = 0) -> argparse.Namespace:
+    """The options of every script; one of several parts also has `--part`, all when left out."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="under a minute, rougher numbers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
+    if parts:
+        numbers = range(1, parts + 1)
+        parser.add_argument(
+            "--part",
+            type=int,
+            action="append",
+            choices=numbers,
+            metavar="N",
+            help=f"run part N of {parts} only; may be repeated",
+        )
     return parser.parse_args()
 
 

@@ -1,0 +1,1 @@
+"""What several benchmarks measure with: traffic, load generators and statistics."""
