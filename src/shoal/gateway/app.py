@@ -37,7 +37,7 @@ from shoal.gateway.jobs import Submits
 from shoal.gateway.pages import Pages, Response
 from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
 from shoal.gateway.traffic import Traffic
-from shoal.gateway.visit import LEFT, Attendant, Receive, Scope, Send, Visit
+from shoal.gateway.visit import ANSWER, LEFT, Attendant, Receive, Scope, Send, SendAnswer, Visit
 from shoal.settings import GatewaySettings
 from shoal.wire.envelope import Timing
 
@@ -101,6 +101,7 @@ class App:
             await self._lifespan(scope["type"], receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        answer = scope.pop(ANSWER, None)  # it refers to the scope: left there, a circle
         visit = Visit(headers, request_id(headers.get(b"x-request-id")), receive, send)
         path: str = scope["path"]
         route = self._route(path)
@@ -132,7 +133,7 @@ class App:
             self._traffic.add(name, ClientGone.http_status, took_s, visit.in_bytes, 0)
             return
         self._traffic.add(name, response.status, took_s, visit.in_bytes, len(response.body))
-        await _send(visit, response)
+        await _send(visit, response, answer)
 
     def _route(self, path: str) -> TaskRoute | PageRoute | None:
         route = self._routes.get(path)
@@ -221,21 +222,32 @@ def _server_timing(timing: Timing) -> bytes:
     ).encode()
 
 
-async def _send(visit: Visit, response: Response) -> None:
+async def _send(visit: Visit, response: Response, answer: SendAnswer | None) -> None:
+    body = response.body
+    early = not visit.body_read
+    if answer is not None and not early:
+        head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (
+            response.content_type,
+            len(body),
+            visit.id.encode(),
+        )
+        for header in response.headers:
+            head += b"%b: %b\r\n" % header
+        if answer(response.status, head, body):
+            return
     headers = [
         (b"content-type", response.content_type),
-        (b"content-length", str(len(response.body)).encode()),
+        (b"content-length", str(len(body)).encode()),
         (b"x-request-id", visit.id.encode()),
         *response.headers,
     ]
-    early = not visit.body_read
     if early:
         headers.append((b"connection", b"close"))
     send = visit.send
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if early:
-        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
         await visit.linger()
         await send({"type": "http.response.body"})
     else:
-        await send({"type": "http.response.body", "body": response.body})
+        await send({"type": "http.response.body", "body": body})

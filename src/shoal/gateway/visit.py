@@ -29,9 +29,13 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+# status, header lines, body; False: not possible, send it as messages.
+SendAnswer = Callable[[int, bytes, bytes], bool]
 
 # The key of a scope under which the server finds what to call when the connection ends.
 LEFT: Final = "shoal.left"
+# The key under which the server puts its short way out: a whole answer in one call.
+ANSWER: Final = "shoal.answer"
 # uvicorn stops reading at this size, and does not see the end of the connection then.
 PAUSED_BYTES: Final = 64 * 1024
 GRACE_S: Final = 0.1
