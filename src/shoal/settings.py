@@ -84,6 +84,19 @@ class GatewaySettings(QueueSettings):
     endpoint_file: Annotated[
         Path | None, Meta(description="File to write the chosen address to, as JSON.")
     ] = None
+    max_connections: Annotated[
+        Count, Meta(description="Connections that are open at the same time; one more is 503.")
+    ] = 10_000
+    head_timeout_s: Annotated[
+        Seconds, Meta(description="Time for the headers of a request to arrive.")
+    ] = 10.0
+    write_timeout_s: Annotated[
+        Seconds, Meta(description="Time in which a reader must take a part of its answer.")
+    ] = 30.0
+    max_unsent_bytes: Annotated[
+        Count,
+        Meta(description="Bytes of answers that slow readers leave; the slowest are cut off."),
+    ] = 256 * 1024 * 1024
     max_body_bytes: Annotated[Count, Meta(description="Larger request bodies are 413.")] = (
         32 * 1024 * 1024
     )
@@ -158,6 +171,15 @@ class ServeSettings(GatewaySettings, WorkerSettings):
 
     data_dir: Annotated[
         Path, Meta(description="Folder for the queue, caches, logs and endpoint.json.")
+    ] = Path(".shoal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings(QueueSettings):
+    """A command that looks into a running cluster."""
+
+    data_dir: Annotated[
+        Path, Meta(description="Folder of a `shoal serve` of this machine, to find its broker.")
     ] = Path(".shoal")
 
 

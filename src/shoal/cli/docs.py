@@ -32,6 +32,11 @@ COMMANDS = (
     ("models", "list"),
     ("models", "check"),
     ("run",),
+    ("dead",),
+    ("dead", "list"),
+    ("dead", "show"),
+    ("dead", "replay"),
+    ("dead", "drop"),
     ("doctor",),
 )
 WIDTH = 100

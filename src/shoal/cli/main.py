@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.dead import dead_app
 from shoal.cli.options import settings_command
 from shoal.errors import OperatorError, ShoalError
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings
@@ -84,6 +85,7 @@ app.command("worker")(
     )
 )
 app.add_typer(models_app, name="models")
+app.add_typer(dead_app, name="dead")
 
 
 @models_app.command("list")

@@ -24,6 +24,7 @@ import uvloop
 from shoal.catalog.load import load
 from shoal.catalog.schema import Entry
 from shoal.catalog.snapshot import Snapshot
+from shoal.cli.access import forget_access, write_access
 from shoal.clock import monotonic
 from shoal.errors import OperatorError
 from shoal.gateway.run import listen
@@ -112,6 +113,7 @@ async def _start_broker(settings: ServeSettings, supervisor: Supervisor) -> Addr
         environment = child_environment(settings, WorkerSettings, GOMAXPROCS="1")
         return Command("nats-server", [binary, *arguments], environment=environment)
 
+    forget_access(settings.data_dir)  # a killed run's
     for stale in folder.glob("*.ports"):
         stale.unlink()
 
@@ -122,6 +124,7 @@ async def _start_broker(settings: ServeSettings, supervisor: Supervisor) -> Addr
     address = server.address()
     if address is None:
         raise OperatorError("nats-server does not say where it listens")
+    write_access(settings.data_dir, address)
     return address
 
 
@@ -226,6 +229,7 @@ async def _serve(settings: ServeSettings) -> int:
             raise
         return 1
     finally:
+        forget_access(settings.data_dir)
         await supervisor.stop()
     return 0
 

@@ -70,7 +70,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
     index/of: the item's place among the items of its request. cost_tokens: the gateway's estimate.
     deadline_s: wall-clock seconds since the epoch. reply: the subject that takes the outcome.
-    body: MessagePack of `Inputs`, empty where `payload` says where it lies.
+    body: MessagePack of `Inputs`, empty where `payload` says where it lies. letter: the number of
+    the dead letter that this is a replay of; it is not buried a second time.
     """
 
     item: str
@@ -92,6 +93,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     adapter: str | None = None
     tenant: str | None = None
     traceparent: str | None = None
+    letter: int | None = None
     v: int = VERSION
 
 
@@ -161,6 +163,17 @@ class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request whose caller left: workers drop what they hold of it."""
 
     request: str
+    v: int = VERSION
+
+
+class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Items whose outcomes `inbox` waits for, and may have missed: whoever sent one sends it again.
+
+    A gateway asks after it, or a worker, has lost its connection.
+    """
+
+    inbox: str
+    items: list[str]
     v: int = VERSION
 
 
@@ -260,6 +273,7 @@ decode_outcome = _decoder(Outcome)
 decode_result = _decoder(Result)
 decode_inputs = _decoder(Inputs)
 decode_cancel = _decoder(Cancel)
+decode_missing = _decoder(Missing)
 decode_status = _decoder(Status)
 decode_dead_letter = _decoder(DeadLetter)
 decode_backlog = _decoder(Backlog)

@@ -20,6 +20,7 @@ from shoal.errors import QueueUnavailable, ShoalError
 from shoal.ipc.messages import RunItem
 from shoal.queue.interface import Delivery, Queue
 from shoal.wire.envelope import EMPTY, DeadLetter, Envelope, Failure, Outcome, Timing, encode
+from shoal.worker.sent import SentOutcomes
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Held:
         self._inline_max_bytes = inline_max
         self._items: dict[str, HeldItem] = {}
         self._requests: dict[str, set[str]] = {}
+        self.sent = SentOutcomes(queue)
         self.empty = asyncio.Event()
         self.empty.set()
 
@@ -125,7 +127,8 @@ class Held:
             await item.delivery.nak(verdict.again_in_s)
             return
         outcome = Outcome(item_id, failure=Failure.of(error), worker=self._worker)
-        await self._answer(item_id, outcome, bury=verdict.bury)
+        bury = verdict.bury and item.envelope.letter is None  # a replay's letter is kept already
+        await self._answer(item_id, outcome, bury=bury)
 
     async def _answer(self, item_id: str, outcome: Outcome, *, bury: bool = False) -> None:
         """Replies, then acks. Without a broker nothing is acked: the item comes back."""
@@ -138,6 +141,7 @@ class Held:
                 ref = await self._queue.payloads.put(bytes(outcome.result))
                 data = encode(structs.replace(outcome, result=EMPTY, payload=ref))
             await self._queue.reply(item.envelope.reply, data)
+            self.sent.add(item_id, data)
         except QueueUnavailable as error:
             log.warning("item %s could not be answered: %s", item_id, error)
             self._take(item_id)
