@@ -42,7 +42,7 @@ ENTRY = Entry(
     outputs={"dense": Output(1)},
     profile=Profile(tokens_per_s=1000.0),
 )
-LINE_ITEMS = 5
+LINE_ITEMS = 24
 
 
 class Place:
@@ -51,7 +51,7 @@ class Place:
     def __init__(self, *, workers=1, **settings):
         broker = MemoryBroker(QueueLimits(max_queued_per_line=LINE_ITEMS))
         self.queue, self.hand = MemoryQueue(broker), MemoryQueue(broker)
-        settings = GatewaySettings(item_inputs=4, item_tokens=10**6, **settings)
+        settings = GatewaySettings(**settings)
         fleet = Fleet()
         catalog = Snapshot([ENTRY])
         lanes = parse_lanes(DEFAULT_LANES)
@@ -72,7 +72,7 @@ class Place:
         await self.queue.close()
 
     def job(self, n=1, *, chars=98, time_s=30.0, lane="interactive", tenant=None):
-        """N inputs of chars + 2 tokens each."""
+        """N inputs of chars + 2 tokens each: an item each, for a quantum has 100 tokens."""
         texts = Inputs(texts=["x" * chars] * n)
         deadline_s = wall() + time_s
         return Job("r", "encode", ENTRY, texts, Params(), lane, deadline_s, tenant=tenant)
@@ -120,20 +120,16 @@ def test_submit_counts_a_job_until_each_item_ends():
 
     async def main():
         async with Place() as place:
-            job = place.start(10, lane="bulk", tenant="team")
+            job = place.start(3, lane="bulk", tenant="team")
             items = await place.take(3, lane="bulk")
-            assert [(e.tenant, e.cost_tokens) for e in items] == [
-                ("team", 400),
-                ("team", 400),
-                ("team", 200),
-            ]
-            assert place.tokens() == {"bulk": {"m": 1000}}
+            assert [(e.tenant, e.cost_tokens) for e in items] == [("team", 100)] * 3
+            assert place.tokens() == {"bulk": {"m": 300}}
             await place.answer(items[1])
             await place.answer(items[1])
-            await until(lambda: place.tokens() == {"bulk": {"m": 600}})
+            await until(lambda: place.tokens() == {"bulk": {"m": 200}})
             await place.answer(items[0])
             await place.answer(items[2])
-            assert (await job).tokens == 10
+            assert (await job).tokens == 3
             assert place.tokens() == {}
             await asyncio.sleep(0)
             assert place.cancelled == []
@@ -163,23 +159,23 @@ def test_submit_publishes_nothing_of_what_it_refuses():
     async def main():
         async with Place() as place:
             first = place.start(8, chars=998)  # 8 s of work
-            await until(lambda: place.waiting_items() == 2)
+            await until(lambda: place.waiting_items() == 8)
             small = place.start(1, time_s=9.0)
-            await until(lambda: place.waiting_items() == 3)
+            await until(lambda: place.waiting_items() == 9)
             before = place.tokens()
             with pytest.raises(Overloaded) as refused:
                 await place.submitter.run(place.job(1, time_s=5.0))
             assert 3 <= refused.value.retry_after_s <= 4
             with pytest.raises(Overloaded):
                 await place.submitter.run(place.job(12, time_s=9.0))
-            assert place.waiting_items() == 3
+            assert place.waiting_items() == 9
             assert place.tokens() == before
-            for item in await place.take(3):
+            for item in await place.take(9):
                 await place.answer(item)
             await asyncio.gather(first, small)
             # The same jobs on the idle fleet.
             again = place.start(12, time_s=9.0)
-            for item in await place.take(3):
+            for item in await place.take(12):
                 await place.answer(item)
             await again
 
@@ -192,7 +188,7 @@ def test_submit_admits_anything_while_no_worker_is_known():
     async def main():
         async with Place(workers=0) as place:
             jobs = [place.start(4, chars=60_000, time_s=20.0) for _ in range(4)]
-            for item in await place.take(4):
+            for item in await place.take(16):
                 await place.answer(item)
             await asyncio.gather(*jobs)
 
@@ -205,8 +201,8 @@ def test_submit_withdraws_the_rest_of_a_failed_request():
     async def main():
         async with Place() as place:
             job = place.start(10)
-            items = await place.take(3)
-            await place.answer(items[2], Failure.of(InvalidRequest("bad", input_index=1)))
+            items = await place.take(10)
+            await place.answer(items[9], Failure.of(InvalidRequest("bad", input_index=0)))
             with pytest.raises(InvalidRequest) as failed:
                 await job
             assert failed.value.param == "inputs[9]"
@@ -223,7 +219,7 @@ def test_submit_withdraws_what_nobody_waits_for(why):
     async def main():
         async with Place() as place:
             job = place.start(8, time_s=0.2 if why == "deadline" else 30)
-            items = await place.take(2)
+            items = await place.take(8)
             if why == "client":
                 job.cancel()
             done, _ = await asyncio.wait([job], timeout=5)
@@ -241,12 +237,12 @@ def test_submit_full_line_says_when_it_has_room():
     async def main():
         async with Place() as place:
             jobs = [
-                place.start(4, chars=1998, time_s=100.0) for _ in range(LINE_ITEMS)
+                place.start(1, chars=7998, time_s=1000.0) for _ in range(LINE_ITEMS)
             ]  # 8 s of work each
             await until(lambda: place.waiting_items() == LINE_ITEMS)
             with pytest.raises(QueueFull) as full:
-                await place.submitter.run(place.job(1, time_s=100.0))
-            assert 4.0 <= full.value.retry_after_s <= 4.1
+                await place.submitter.run(place.job(1, time_s=1000.0))
+            assert 19.2 <= full.value.retry_after_s <= 19.3
             assert place.tokens() == {"interactive": {"m": LINE_ITEMS * 8000}}
             for job in jobs:
                 job.cancel()

@@ -67,10 +67,15 @@ def wait_s(load: FleetLoad) -> float:
     return load.backlog_s / devices + turns * load.quantum_s
 
 
+def one_by_one_s(backlog_s: float, cost_s: float) -> float:
+    """The bound on the time until work of `cost_s` is done by one device behind all the rest."""
+    return _ROUGH * (backlog_s + cost_s)
+
+
 def needed_s(load: FleetLoad, cost_s: float) -> float:
     """The bound on the time until work of `cost_s` that comes now is done."""
-    one_by_one_s = _ROUGH * (load.backlog_s + cost_s)
-    return min(wait_s(load) + cost_s / max(1, load.devices), one_by_one_s)
+    in_turn_s = wait_s(load) + cost_s / max(1, load.devices)
+    return min(in_turn_s, one_by_one_s(load.backlog_s, cost_s))
 
 
 def refuse(load: FleetLoad, cost_s: float, time_s: float) -> float | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from shoal.catalog.schema import Entry, Profile
 from shoal.catalog.snapshot import Snapshot
 from shoal.clock import monotonic
-from shoal.core.admission import FleetLoad, ahead_s, needed_s, refuse, wait_s
+from shoal.core.admission import FleetLoad, ahead_s, needed_s, one_by_one_s, refuse, wait_s
 from shoal.core.lanes import LaneRule
 from shoal.core.types import Lane
 from shoal.errors import Overloaded, QueueUnavailable
@@ -164,8 +164,10 @@ class BacklogBook:
             return
         self._refresh()
         cost_s = tokens * self._token_s(entry.id)
+        # Nearly always there is time even behind everything: two quick looks before the exact one.
+        if one_by_one_s(self._total_s, cost_s) <= time_s:
+            return
         rule = self._lanes[lane]
-        # Nearly always there is time even behind everything: that is quickly seen.
         worst = FleetLoad(self._total_s, devices, len(self._all) + 1, rule.quantum_s)
         if needed_s(worst, cost_s) <= time_s:
             return
