@@ -62,7 +62,9 @@ def test_backlog_refuses_what_cannot_be_in_time():
     desk = Desk(devices=2)
     desk.book.add("interactive", "a", 10_000)
     assert desk.refusal(time_s=6.0) is None
-    with pytest.raises(Overloaded, match=r"10\.0 s of device time before it on 2 devices") as told:
+    with pytest.raises(
+        Overloaded, match=r"10\.0 s of device time before it \(devices: 2\)"
+    ) as told:
         desk.book.admit(A, "interactive", 100, 3.0)
     assert (told.value.code, told.value.http_status) == ("overloaded", 429)
     assert told.value.retry_after_s == pytest.approx(5.0 + 0.05 + 0.2 - 3.0)
@@ -104,6 +106,15 @@ def test_backlog_prefers_what_workers_measured_to_the_profile():
     desk.hear(devices=1, a=1e-5)
     assert desk.book.backlog_s("interactive") == pytest.approx(0.1)
     assert desk.refusal() is None
+
+
+def test_backlog_learns_speeds_while_nothing_waits():
+    """Items are cut by what workers say of a model, on an idle fleet too."""
+    desk = Desk(devices=1)
+    assert desk.book.quantum_tokens("a") == 100
+    desk.now += 1.0
+    desk.hear(devices=1, a=1e-4)
+    assert desk.book.quantum_tokens("a") == 1000
 
 
 def test_backlog_counts_cost_not_requests():

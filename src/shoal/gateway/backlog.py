@@ -68,6 +68,7 @@ class BacklogBook:
         self._catalog = catalog
         self._lanes = {rule.name: rule for rule in lanes}
         self._lane_weights = sum(rule.weight for rule in lanes)
+        self._shortest_s = min(rule.quantum_s for rule in lanes)
         self._name = name
         self._admission = admission
         self._clock = clock
@@ -176,8 +177,8 @@ class BacklogBook:
         if after_s is not None:
             raise Overloaded(
                 f"the answer would take up to {needed_s(load, cost_s):.1f} s, with "
-                f"{load.backlog_s:.1f} s of device time before it on {devices} devices, and its "
-                f"deadline is in {max(0.0, time_s):.1f} s",
+                f"{load.backlog_s:.1f} s of device time before it (devices: {devices}), and "
+                f"its deadline is in {max(0.0, time_s):.1f} s",
                 retry_after_s=after_s,
             )
 
@@ -187,8 +188,8 @@ class BacklogBook:
         Larger jobs are cut into items of this size, whatever their lane: an item cannot be cut any
         more once it is queued, and a long one would hold a device that short work waits for.
         """
-        shortest_s = min(rule.quantum_s for rule in self._lanes.values())
-        return max(LEAST_ITEM_TOKENS, int(shortest_s / self._token_s(model)))
+        self._refresh()
+        return max(LEAST_ITEM_TOKENS, int(self._shortest_s / self._token_s(model)))
 
     def retry_s(self, model: str, lane: Lane, tokens: int) -> float:
         """When a full line should have room for a job of so many tokens."""
