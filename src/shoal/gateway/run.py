@@ -27,6 +27,7 @@ from shoal.errors import SettingsError
 from shoal.gateway.app import App
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.fleet import Fleet
+from shoal.gateway.recall import Recall
 from shoal.gateway.server import Server
 from shoal.gateway.submit import Submitter
 from shoal.queue.interface import Queue
@@ -96,6 +97,9 @@ async def serve(
     await queue.hear("status", fleet.on_status)
     await queue.hear("backlog", backlog.on_backlog)
     await queue.listen(submitter.on_outcome)
+    recall = Recall(queue, submitter.waiting_items)
+    await queue.hear("back", recall.on_back)
+    queue.when_back(recall.ask_soon)
     await queue.ensure_lines(e.id for e in snapshot.entries if e.pool == settings.pool)
     registry = _registry(submitter, fleet, backlog, lanes)
     app = App(settings, lambda: snapshot, submitter, registry)

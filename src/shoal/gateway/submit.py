@@ -96,6 +96,10 @@ class Submitter:
         """Items that this gateway waits for."""
         return len(self._waiting)
 
+    def waiting_items(self) -> list[str]:
+        """The ids of those items."""
+        return list(self._waiting)
+
     def ready(self) -> str | None:
         """None when jobs can be taken, else why not."""
         if not self._queue.connected:

@@ -24,11 +24,19 @@ PENDING_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the broker is and how to prove who we are."""
+    """Where the broker is and how to prove who we are.
+
+    url: of one server, or of several of a cluster with commas between.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     token: str | None = None
     creds: Path | None = None
+
+    @property
+    def servers(self) -> list[str]:
+        """The addresses of the servers, one or more."""
+        return [each.strip() for each in self.url.split(",") if each.strip()]
 
 
 OnState = Callable[[], Awaitable[None]]
@@ -51,7 +59,7 @@ async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_
 
     try:
         await link.connect(
-            address.url,
+            address.servers,
             name=name,
             token=address.token,
             user_credentials=str(address.creds) if address.creds else None,

@@ -24,7 +24,7 @@ from shoal.core.types import Lane
 from shoal.errors import ShoalError
 from shoal.wire.envelope import DeadLetter, PayloadRef
 
-Control = Literal["cancel", "status", "backlog"]
+Control = Literal["cancel", "status", "backlog", "missing", "back"]
 OnRefused = Callable[[ShoalError], None]
 OnBytes = Callable[[bytes], None]
 
@@ -137,6 +137,12 @@ class Queue(Protocol):
 
     async def hear(self, control: Control, on_message: OnBytes) -> None:
         """Listens to control messages."""
+
+    def when_back(self, on_back: Callable[[], Awaitable[None]]) -> None:
+        """Calls `on_back` after every time that the broker was away, once the lines are there.
+
+        What was sent or should have come meanwhile, and is not stored, may be lost.
+        """
 
     async def stop_pulling(self) -> None:
         """Withdraws every open pull; nothing is delivered afterwards."""

@@ -29,7 +29,7 @@ from nats.js.errors import APIError
 from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueFull, QueueUnavailable, ShoalError
-from shoal.queue.connection import Address, connect
+from shoal.queue.connection import Address, OnState, connect
 from shoal.queue.deadletters import NatsDeadLetters
 from shoal.queue.interface import (
     Control,
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _LINE_IS_FULL = 10077  # "maximum messages per subject exceeded"
 _PULL_GRACE_S = 2.0
+_RESTORE_AGAIN_S = 0.5
 _PUBLISH_HEADERS = b"NATS/1.0\r\nNats-Msg-Id:%b\r\nNats-TTL:%ds\r\n\r\n"
 _NO_RESPONDERS = b"NATS/1.0 503"
 
@@ -88,6 +89,18 @@ class JetStreamDelivery:
 
 
 @dataclass(slots=True)
+class _Publish:
+    """An item on its way, kept until the broker has confirmed it: it may have to be sent again."""
+
+    on_refused: OnRefused
+    sent_s: float
+    subject: bytes
+    data: bytes
+    headers: bytes
+    again: bool = False
+
+
+@dataclass(slots=True)
 class _Pull:
     number: int
     left: int
@@ -111,10 +124,12 @@ class JetStreamQueue:
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_inbox: Subscription | None = None
         self._pull_number = 0
-        self._unacked: dict[bytes, tuple[OnRefused, float]] = {}
+        self._unacked: dict[bytes, _Publish] = {}
         self._ack_inbox = b"_INBOX.%b.ack." % self._id.encode()
         self._publish_number = 0
         self._sweeper: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self._when_back: list[OnState] = []
 
     @classmethod
     async def open(
@@ -125,7 +140,7 @@ class JetStreamQueue:
 
         async def on_reconnected() -> None:
             if queue is not None:
-                await queue._restore()
+                queue._on_reconnected()
 
         link = await connect(address, name=name, on_reconnected=on_reconnected, wait_s=wait_s)
         queue = cls(link, topology)
@@ -176,10 +191,11 @@ class JetStreamQueue:
             raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
         self._publish_number += 1
         reply = b"%b%d" % (self._ack_inbox, self._publish_number)
-        self._unacked[reply] = (on_refused, monotonic())
         headers = _PUBLISH_HEADERS % (item_id.encode(), max(1, int(ttl_s) + 1))
+        subject = self._topology.line(model, lane).encode()
+        self._unacked[reply] = _Publish(on_refused, monotonic(), subject, data, headers)
         try:
-            self._link.send(self._topology.line(model, lane).encode(), data, reply, headers)
+            self._link.send(subject, data, reply, headers)
         except NatsError as error:
             del self._unacked[reply]
             raise QueueUnavailable(f"the queue did not take the item: {error}") from error
@@ -189,23 +205,42 @@ class JetStreamQueue:
         if waiting is None:
             return
         if headers.startswith(_NO_RESPONDERS):
-            waiting[0](QueueUnavailable("the queue has no stream now", retry_after_s=1.0))
+            waiting.on_refused(QueueUnavailable("the queue has no stream now", retry_after_s=1.0))
         elif b'"error"' in data:
-            waiting[0](_refusal(data))
+            waiting.on_refused(_refusal(data))
 
     async def _sweep(self) -> None:
-        """Fails the publishes that nobody acked: the broker went away with them."""
+        """Fails the publishes that nobody acked, after a second try: a broker went with them."""
         timeout_s = self._topology.limits.publish_timeout_s
         while True:
-            await asyncio.sleep(timeout_s / 4)
-            late = monotonic() - timeout_s
+            await asyncio.sleep(timeout_s / 8)
+            now_s = monotonic()
             # Insertion order is age order, so the first young one ends the search.
             while self._unacked:
-                number, (on_refused, sent_s) = next(iter(self._unacked.items()))
-                if sent_s > late:
+                number, publish = next(iter(self._unacked.items()))
+                if publish.sent_s > now_s - timeout_s:
                     break
                 del self._unacked[number]
-                on_refused(QueueUnavailable("the queue did not confirm the item in time"))
+                late = "the queue did not confirm the item in time"
+                publish.on_refused(QueueUnavailable(late, retry_after_s=1.0))
+            self._publish_again(now_s - timeout_s / 2)
+
+    def _publish_again(self, before_s: float) -> None:
+        """Sends again, once, what was sent before a moment and is not confirmed.
+
+        The broker knows an item by its id: whatever it has already, it takes only once.
+        """
+        if not self._link.is_connected:
+            return
+        for reply, publish in self._unacked.items():
+            if publish.sent_s > before_s:
+                break
+            if not publish.again:
+                publish.again = True
+                try:
+                    self._link.send(publish.subject, publish.data, reply, publish.headers)
+                except NatsError as error:
+                    log.debug("publishing again: %r", error)
 
     async def pull(
         self,
@@ -268,15 +303,30 @@ class JetStreamQueue:
             self._drop_pull(line)
             pull.on_end()
 
+    def _on_reconnected(self) -> None:
+        if self._restoring is not None:
+            self._restoring.cancel()
+        self._restoring = asyncio.create_task(self._restore(), name="queue restore")
+
     async def _restore(self) -> None:
-        """After a reconnection: the topology again (a memory stream is gone), pulls anew."""
-        try:
-            await self._ensure()
-            await self.ensure_lines(list(self._lines))
-        except (NatsError, TimeoutError, QueueUnavailable) as error:
-            log.warning("the queue is back but not ready: %s", error)
+        """After a reconnection: the topology again (a memory stream is gone), publishes, pulls."""
+        while True:
+            try:
+                await self._ensure()
+                await self.ensure_lines(list(self._lines))
+                break
+            except (NatsError, TimeoutError, QueueUnavailable) as error:
+                log.warning("the queue is back but not ready: %s", error)
+            await asyncio.sleep(_RESTORE_AGAIN_S)
+        self._publish_again(monotonic())
         for line, pull in list(self._pulls.items()):
             self._end_pull(line, pull.number)
+        for on_back in self._when_back:
+            await on_back()
+
+    def when_back(self, on_back: OnState) -> None:
+        """Calls `on_back` after every reconnection."""
+        self._when_back.append(on_back)
 
     async def listen(self, on_outcome: OnBytes) -> None:
         """Opens the inbox for outcomes."""
@@ -318,8 +368,9 @@ class JetStreamQueue:
 
     async def close(self) -> None:
         """Flushes and disconnects."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in (self._sweeper, self._restoring):
+            if task is not None:
+                task.cancel()
         await self.stop_pulling()
         try:
             if self._link.is_connected:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from shoal.clock import monotonic
@@ -290,6 +290,9 @@ class MemoryQueue:
             raise QueueUnavailable("the queue is closed")
         for ear in self._broker.ears.get(subject, []):
             asyncio.get_running_loop().call_soon(ear, data)
+
+    def when_back(self, on_back: Callable[[], Awaitable[None]]) -> None:
+        """Never: this broker cannot go away."""
 
     async def stop_pulling(self) -> None:
         """Withdraws this process's pulls."""

@@ -147,6 +147,8 @@ class Worker:
                 )
         await self._queue.ensure_lines({model for model, _ in self._lines})
         await self._queue.hear("cancel", self._intake.on_cancel)
+        await self._queue.hear("missing", self._held.sent.on_missing)
+        self._queue.when_back(self._held.sent.on_back)
         if self._settings.metrics_port is not None:
             self._metrics.serve(self._settings.metrics_port)
         tasks = [
