@@ -10,7 +10,9 @@
     │   ├── MethodNotAllowed       405
     │   ├── RequestTimeout         408  the body did not arrive in time
     │   ├── PayloadTooLarge        413  the body is over the limit
+    │   ├── PathTooLong            414
     │   ├── UnsupportedMedia       415  neither JSON nor MessagePack
+    │   ├── HeadTooLarge           431  too many headers, or too large ones
     │   └── ClientGone             499  the caller closed the connection
     ├── CapacityError          the fleet cannot take it now; again later may work
     │   ├── Overloaded             429  the answer could not be in time
@@ -125,11 +127,25 @@ class PayloadTooLarge(CallerError):
     http_status = 413
 
 
+class PathTooLong(CallerError):
+    """The path, with its query, is over the limit."""
+
+    code = "path_too_long"
+    http_status = 414
+
+
 class UnsupportedMedia(CallerError):
     """The body is neither JSON nor MessagePack."""
 
     code = "unsupported_media_type"
     http_status = 415
+
+
+class HeadTooLarge(CallerError):
+    """The request has too many headers, or too large ones."""
+
+    code = "head_too_large"
+    http_status = 431
 
 
 class ClientGone(CallerError):

@@ -26,6 +26,7 @@ from shoal.core.lanes import LaneRule, parse_lanes
 from shoal.errors import SettingsError
 from shoal.gateway.app import App
 from shoal.gateway.backlog import BacklogBook
+from shoal.gateway.edge import EdgeLimits
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.recall import Recall
 from shoal.gateway.server import Server
@@ -110,7 +111,12 @@ async def serve(
             write_endpoint(settings.endpoint_file, url)
         log.info("gateway listens on %s", url)
 
-    server = Server(app, shutdown_s=settings.shutdown_s, on_started=on_started)
+    server = Server(
+        app,
+        shutdown_s=settings.shutdown_s,
+        on_started=on_started,
+        limits=EdgeLimits.of(settings),
+    )
     loop = asyncio.get_running_loop()
 
     def leave() -> None:

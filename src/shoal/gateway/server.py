@@ -3,25 +3,24 @@
 Owns the departures from the stock server: signals are left to the process; an application that has
 a whole answer hands it over in one call (`visit.ANSWER`) instead of two messages whose headers are
 checked one by one; the open request is told when its connection ends (`visit.LEFT`); and garbage is
-collected rarely. Does not own the application.
+collected rarely. Does not own the application, or the bounds of connections (`edge`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from shoal.gateway.edge import BoundedProtocol, Edge, EdgeLimits, connections_that_fit
 from shoal.gateway.visit import ANSWER, LEFT
 
 MAX_JOINED_BYTES = 64 * 1024
@@ -32,8 +31,8 @@ _LAST = b"connection: close\r\n\r\n"
 _GARBAGE_OBJECTS = 20_000
 
 
-class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with a short way out, and word of connections that end."""
+class Protocol(BoundedProtocol):
+    """HTTP/1.1 within bounds, with a short way out, and word of connections that end."""
 
     def on_headers_complete(self) -> None:
         """Begins a request, with the short way out in its scope."""
@@ -78,16 +77,28 @@ def _answer(cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) 
 class Server(uvicorn.Server):
     """Leaves signals alone; `on_started` is called once requests are taken."""
 
-    def __init__(self, app: Any, *, shutdown_s: float, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: Any,
+        *,
+        shutdown_s: float,
+        on_started: Callable[[], None],
+        limits: EdgeLimits | None = None,
+    ) -> None:
+        limits = limits or EdgeLimits()
+        fitting = connections_that_fit(limits.max_connections)
+        self.edge = Edge(replace(limits, max_connections=fitting))
+        self._round: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Protocol,
+                http=cast("type[asyncio.Protocol]", partial(Protocol, self.edge)),
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
                 access_log=False,
                 log_config=None,
+                log_level="error",  # else every malformed request is a line of log
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
@@ -108,4 +119,12 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE_OBJECTS, *gc.get_threshold()[1:])
+        round_ = self.edge.run(self.server_state.connections)
+        self._round = asyncio.create_task(round_, name="gateway-edge")
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes what waits and answers what is open; slow clients are looked after meanwhile."""
+        await super().shutdown(sockets)
+        if self._round is not None:
+            self._round.cancel()
