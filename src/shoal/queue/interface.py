@@ -88,11 +88,43 @@ class DeadLetters(Protocol):
         """Forgets a letter; False when there is none of that number."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """Bytes under a key; every change of them is a new revision."""
+
+    data: bytes
+    revision: int
+
+
+class Kept(Protocol):
+    """Records by key, each for a time of its own; a full store refuses, it never forgets early.
+
+    A key is of letters, digits, `-` and `_`. Times are kept in whole seconds, rounded up. Every
+    method raises `QueueUnavailable` where the store cannot be reached or is full.
+    """
+
+    async def ensure(self) -> None:
+        """Makes the store; idempotent."""
+
+    async def claim(self, key: str, data: bytes, ttl_s: float) -> int | None:
+        """Keeps `data` where the key has no record; its revision, else None."""
+
+    async def get(self, key: str) -> KeptRecord | None:
+        """The record of a key, if there is one."""
+
+    async def replace(self, key: str, data: bytes, ttl_s: float, revision: int) -> int | None:
+        """Keeps `data` where the record still is of that revision; the new one, else None."""
+
+    async def delete(self, key: str, revision: int) -> None:
+        """Forgets the record where it still is of that revision."""
+
+
 class Queue(Protocol):
     """The shared queue of one pool."""
 
     payloads: Payloads
     dead: DeadLetters
+    kept: Kept
     inbox: str
 
     @property
@@ -160,6 +192,7 @@ class QueueLimits:
 
     duplicate_window_s: how long the same item id is recognised. payload_ttl_s: how long a payload
     that nobody deleted is kept. dead_*: the bounds of the dead letters, past which the oldest go.
+    kept_*: the bounds of the kept records, past which new ones are refused.
     """
 
     max_queued_per_line: int = 20_000
@@ -173,3 +206,5 @@ class QueueLimits:
     dead_max_letters: int = 10_000
     dead_max_bytes: int = 256 * 1024**2
     dead_max_age_s: float = 7 * 86_400.0
+    kept_max_bytes: int = 256 * 1024**2
+    kept_max_age_s: float = 2 * 3_600.0

@@ -34,11 +34,13 @@ from shoal.queue.deadletters import NatsDeadLetters
 from shoal.queue.interface import (
     Control,
     DeadLetters,
+    Kept,
     OnBytes,
     OnDelivery,
     OnRefused,
     Payloads,
 )
+from shoal.queue.kept import NatsKept
 from shoal.queue.link import Link, OnMessage
 from shoal.queue.payloads import NatsPayloads
 from shoal.queue.topology import Topology
@@ -120,6 +122,7 @@ class JetStreamQueue:
         self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
         self.payloads: Payloads = NatsPayloads(self._js, topology)
         self.dead: DeadLetters = NatsDeadLetters(self._js, topology)
+        self.kept: Kept = NatsKept(link, topology)
         self._lines: set[str] = set()
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_inbox: Subscription | None = None
@@ -160,6 +163,7 @@ class JetStreamQueue:
         self._topology = await self._topology.ensure_stream(self._js)
         await self.payloads.ensure()
         await self.dead.ensure()
+        await self.kept.ensure()
 
     @property
     def connected(self) -> bool:

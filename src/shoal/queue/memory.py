@@ -20,6 +20,8 @@ from shoal.queue.interface import (
     Buried,
     Control,
     DeadLetters,
+    Kept,
+    KeptRecord,
     OnBytes,
     OnDelivery,
     OnRefused,
@@ -66,6 +68,7 @@ class MemoryBroker:
         self.numbers = itertools.count(1)
         self.dead: dict[int, DeadLetter] = {}
         self.dead_numbers = itertools.count(1)
+        self.kept: dict[str, tuple[KeptRecord, float]] = {}
 
     def line(self, model: str, lane: Lane) -> _Line:
         """The line of (model, lane), made when it is not there."""
@@ -195,6 +198,46 @@ class MemoryDeadLetters:
         return self._broker.dead.pop(number, None) is not None
 
 
+class MemoryKept:
+    """`Kept` in a dictionary."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    async def ensure(self) -> None:
+        """The dictionary is there."""
+
+    async def claim(self, key: str, data: bytes, ttl_s: float) -> int | None:
+        """Keeps `data` where there is nothing."""
+        return await self.replace(key, data, ttl_s, 0)
+
+    async def get(self, key: str) -> KeptRecord | None:
+        """The record of a key."""
+        record, expires_s = self._broker.kept.get(key, (None, 0.0))
+        if record is not None and expires_s <= monotonic():
+            del self._broker.kept[key]
+            return None
+        return record
+
+    async def replace(self, key: str, data: bytes, ttl_s: float, revision: int) -> int | None:
+        """Keeps `data` in the place of a revision."""
+        found = await self.get(key)
+        if (found.revision if found else 0) != revision:
+            return None
+        others = sum(len(r.data) for k, (r, _) in self._broker.kept.items() if k != key)
+        if others + len(data) > self._broker.limits.kept_max_bytes:
+            raise QueueUnavailable("the store of kept records is full", retry_after_s=1.0)
+        record = KeptRecord(data, next(self._broker.numbers))
+        self._broker.kept[key] = (record, monotonic() + ttl_s)
+        return record.revision
+
+    async def delete(self, key: str, revision: int) -> None:
+        """Forgets a revision."""
+        found = await self.get(key)
+        if found is not None and found.revision == revision:
+            del self._broker.kept[key]
+
+
 class MemoryQueue:
     """`shoal.queue.interface.Queue` on a `MemoryBroker`."""
 
@@ -205,6 +248,7 @@ class MemoryQueue:
         self.inbox = f"inbox.{uuid.uuid4().hex}"
         self.payloads: Payloads = MemoryPayloads(broker)
         self.dead: DeadLetters = MemoryDeadLetters(broker)
+        self.kept: Kept = MemoryKept(broker)
 
     @property
     def connected(self) -> bool:

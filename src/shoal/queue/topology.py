@@ -57,6 +57,11 @@ class Topology:
         return f"shoal-payloads-{self.pool}"
 
     @property
+    def kept_bucket(self) -> str:
+        """The key-value bucket of kept records."""
+        return f"shoal-kept-{self.pool}"
+
+    @property
     def dead_stream(self) -> str:
         """The stream of dead letters."""
         return f"shoal-dead-{self.pool}"
