@@ -135,7 +135,8 @@ class Submitter:
             job, [start for start, _ in cuts], costs, Gather(len(cuts)), loop.create_future()
         )
         names = [f"{request}.{index}" for index in range(len(cuts))]
-        self._waiting.update((name, (waiting, i)) for i, name in enumerate(names))
+        for index, name in enumerate(names):
+            self._waiting[name] = (waiting, index)
         timer = loop.call_later(max(0.0, job.deadline_s - wall()), self._on_deadline, waiting)
         try:
             for index, (start, end) in enumerate(cuts):
@@ -308,10 +309,12 @@ def _join(parts: Sequence[_Part]) -> Answer:
     """One answer from the parts of a request, in order."""
     first = parts[0].result
     arrays = first.arrays
-    if len(parts) > 1:
-        if any(part.result.arrays.keys() != arrays.keys() for part in parts):
-            raise Bug("the items of one request came back with different outputs")
-        arrays = {name: concat([part.result.arrays[name] for part in parts]) for name in arrays}
+    if len(parts) == 1:
+        outcome = parts[0].outcome
+        return Answer(first, outcome.tokens, outcome.timing)
+    if any(part.result.arrays.keys() != arrays.keys() for part in parts):
+        raise Bug("the items of one request came back with different outputs")
+    arrays = {name: concat([part.result.arrays[name] for part in parts]) for name in arrays}
     slowest = max((part.outcome.timing for part in parts), key=lambda t: t.queue_s + t.run_s)
     tokens = sum(part.outcome.tokens for part in parts)
     return Answer(Result(arrays, first.labels), tokens, slowest)
