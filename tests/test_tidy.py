@@ -30,7 +30,7 @@ IMPORTS: dict[str, set[str]] = {
     "errors": set(),
     "clock": set(),
     "telemetry": set(),
-    "settings": set(),
+    "settings": {"core.lanes"},  # the default lanes are written where they are read
     "configuration": {"settings", "telemetry", "core"},
     "core": set(),
     "wire": {"core"},
