@@ -13,6 +13,7 @@
     │   ├── PathTooLong            414
     │   ├── UnsupportedMedia       415  neither JSON nor MessagePack
     │   ├── HeadTooLarge           431  too many headers, or too large ones
+    │   ├── IdempotencyConflict    422  the Idempotency-Key was sent with another request before
     │   └── ClientGone             499  the caller closed the connection
     ├── CapacityError          the fleet cannot take it now; again later may work
     │   ├── Overloaded             429  the answer could not be in time
@@ -146,6 +147,13 @@ class HeadTooLarge(CallerError):
 
     code = "head_too_large"
     http_status = 431
+
+
+class IdempotencyConflict(CallerError):
+    """The same `Idempotency-Key` was sent with another request before."""
+
+    code = "idempotency_conflict"
+    http_status = 422
 
 
 class ClientGone(CallerError):

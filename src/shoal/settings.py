@@ -124,6 +124,10 @@ class GatewaySettings(QueueSettings):
         bool,
         Meta(description="Refuse at once (429) what could not be answered by its deadline."),
     ] = True
+    idempotency_ttl_s: Annotated[
+        Seconds,
+        Meta(le=3600, description="How long an answer is kept for a retry with the same key."),
+    ] = 600.0
     max_in_flight_items: Annotated[
         Count, Meta(description="Items that this gateway waits for; one more is 429.")
     ] = 50_000

@@ -178,3 +178,21 @@ def test_error_of_a_foreign_answer_goes_by_its_status(status, content, kind):
 def test_error_passes_over_an_odd_retry_after(header):
     """A date or nonsense in Retry-After does not break or hang a client."""
     assert error_of(refused(after=header)).retry_after_s is None
+
+
+def test_exchange_sends_one_idempotency_key_with_all_tries():
+    """`auto` makes a key for the call; a given one is sent as it is; without, none is sent."""
+    keys = []
+    for _ in range(2):
+        drive = Drive(refused(), GOOD, idempotency_key="auto")
+        drive.run()
+        first, second = (send.headers["idempotency-key"] for send in drive.sends)
+        assert first == second
+        keys.append(first)
+    assert keys[0] != keys[1]
+    given = Drive(GOOD, idempotency_key="mine")
+    given.run()
+    assert given.sends[0].headers["idempotency-key"] == "mine"
+    without = Drive(GOOD)
+    without.run()
+    assert "idempotency-key" not in without.sends[0].headers

@@ -29,9 +29,13 @@ class Options(TypedDict, total=False):
     lane: a lane of the server's (`interactive` and `bulk`, unless it is told otherwise); left out,
     the server decides. timeout_s: time for the call with all its tries.
     deadline_s: time after which the server may drop the work; the timeout when left out.
+    idempotency_key: a name of this request, for the server to run it once, however often it is
+    tried; `auto` makes one for each call. Left out, none is sent: every call can be repeated, and
+    a key costs the server a record.
     """
 
     lane: str
+    idempotency_key: str
     timeout_s: float
     deadline_s: float
 

@@ -8,6 +8,7 @@ own what a call means (`core`) or the sending (`shells`).
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
@@ -39,6 +40,7 @@ class Call(Generic[T]):
 
     parse: reads an answer whose status is in `good`.
     deadline_s: what the server is told; None means the time that is left to the client.
+    idempotency_key: `auto` makes one for the call. All tries have the same.
     retry: whether another try may be made; every call of Shoal can safely be repeated.
     """
 
@@ -49,6 +51,7 @@ class Call(Generic[T]):
     timeout_s: float | None = None
     deadline_s: float | None = None
     lane: str | None = None
+    idempotency_key: str | None = None
     retry: bool = True
     good: tuple[int, ...] = (200,)
 
@@ -99,11 +102,16 @@ def exchange(
     """
     end_s = clock() + (policy.timeout_s if call.timeout_s is None else call.timeout_s)
     content = None if call.body is None else msgspec.msgpack.encode(call.body)
+    key = uuid.uuid4().hex if call.idempotency_key == "auto" else call.idempotency_key
     n_failed = 0
     while True:
         left_s = end_s - clock()
         outcome = yield Send(
-            call.method, call.path, _headers(call, left_s), content, max(left_s, 0.0) + GRACE_S
+            call.method,
+            call.path,
+            _headers(call, left_s, key),
+            content,
+            max(left_s, 0.0) + GRACE_S,
         )
         if isinstance(outcome, Reply):
             if outcome.status in call.good:
@@ -123,7 +131,7 @@ def exchange(
         yield Sleep(wait_s)
 
 
-def _headers(call: Call[Any], left_s: float) -> dict[str, str]:
+def _headers(call: Call[Any], left_s: float, key: str | None) -> dict[str, str]:
     headers = {"accept": MSGPACK}
     if call.method == "POST":
         deadline_s = left_s if call.deadline_s is None else min(call.deadline_s, left_s)
@@ -131,6 +139,8 @@ def _headers(call: Call[Any], left_s: float) -> dict[str, str]:
         headers["x-shoal-deadline-ms"] = f"{max(deadline_s, 0.001) * 1e3:.0f}"
         if call.lane is not None:
             headers["x-shoal-lane"] = call.lane
+        if key is not None:
+            headers["idempotency-key"] = key
     return headers
 
 

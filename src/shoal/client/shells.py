@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -52,7 +52,8 @@ class _Shell:
 
     base_url: address of the server. timeout_s: time for a call with all its tries.
     lane: a lane of the server's; None leaves it to the server. max_retries: tries after the first,
-    for a full or absent server. headers: sent with every request.
+    for a full or absent server. idempotency_key: `auto` gives every call one (see `Options`).
+    headers: sent with every request.
     """
 
     def __init__(
@@ -62,12 +63,16 @@ class _Shell:
         timeout_s: float = 60.0,
         lane: str | None = None,
         max_retries: int = 4,
+        idempotency_key: Literal["auto"] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._policy = Policy(timeout_s, max_retries)
         self._rng = random.Random()  # noqa: S311  # jitter, no secret
-        self._core = Core(Options() if lane is None else Options(lane=lane))
+        options = Options() if lane is None else Options(lane=lane)
+        if idempotency_key is not None:
+            options["idempotency_key"] = idempotency_key
+        self._core = Core(options)
         self._connection: dict[str, Any] = {
             "base_url": self.base_url,
             "headers": {"user-agent": f"shoal/{__version__}", **(headers or {})},

@@ -28,12 +28,14 @@ from shoal.errors import (
     MethodNotAllowed,
     NotFound,
     QueueFull,
+    QueueUnavailable,
     ShoalError,
 )
 from shoal.gateway.ask import Ask, ask, request_id
 from shoal.gateway.failures import Shape, error_body, error_headers
 from shoal.gateway.forms import sent_form
-from shoal.gateway.jobs import Submits
+from shoal.gateway.idempotency import HEADER, Idempotency, once
+from shoal.gateway.jobs import Job, Submits
 from shoal.gateway.pages import Pages, Response
 from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
 from shoal.gateway.traffic import Traffic
@@ -51,8 +53,8 @@ class App:
     """ASGI callable.
 
     catalog: gives the snapshot of this moment. registry: where the process's other metrics are;
-    /metrics shows it. The server must run the lifespan, which limits the time of bodies, and must
-    tell of clients that leave (`visit.LEFT`).
+    /metrics shows it. idempotency: None refuses requests with a key. The server must run the
+    lifespan, which limits the time of bodies, and must tell of clients that leave (`visit.LEFT`).
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class App:
         catalog: Callable[[], Snapshot],
         submits: Submits,
         registry: CollectorRegistry | None = None,
+        idempotency: Idempotency | None = None,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._submits = submits
+        self._idempotency = idempotency
         self._traffic = Traffic()
         registry = CollectorRegistry() if registry is None else registry
         registry.register(self._traffic)
@@ -165,6 +169,36 @@ class App:
         body = await visit.body(self._settings.max_body_bytes)
         request = route.reader.read(body, form)
         job = route.job(request, self._ask(visit))
+        key = visit.headers.get(b"idempotency-key")
+        if key is not None:
+            return await self._once(visit, route, key, body, request, job)
+        return await self._run(visit, route, request, job)
+
+    async def _once(  # noqa: PLR0917 what `_task` has at hand
+        self,
+        visit: Visit,
+        route: TaskRoute,
+        key: bytes,
+        body: bytes,
+        request: msgspec.Struct,
+        job: Job,
+    ) -> Response:
+        """As `_run`, once among all requests with the key."""
+        asked = once(key, job.tenant, route.path, body, job.deadline_s)
+        if self._idempotency is None:
+            raise QueueUnavailable(f"{HEADER}: this server keeps no answers")
+
+        async def run() -> Response:
+            try:
+                return await self._run(visit, route, request, job)
+            except CallerError as error:  # the same again would be as wrong
+                return self._failed(error, visit, route, route.path)
+
+        return await self._idempotency.answer(asked, run)
+
+    async def _run(
+        self, visit: Visit, route: TaskRoute, request: msgspec.Struct, job: Job
+    ) -> Response:
         try:
             answer = await self._submits.run(job)
         except CallerError as error:

@@ -23,6 +23,7 @@ _FAILURES = {
     "408": "The body did not arrive in time.",
     "413": "The body is over the limit.",
     "415": "The body is neither JSON nor MessagePack.",
+    "422": "The `Idempotency-Key` was sent with another request before.",
     "429": "The queue is full, or the answer could not be in time; `Retry-After` says when to try "
     "again.",
     "500": "The model failed on this input, or the server is at fault.",
@@ -92,6 +93,14 @@ _PARAMETERS: dict[str, Any] = {
         "description": "Milliseconds until the answer is of no more use.",
         "schema": {"type": "number", "exclusiveMinimum": 0},
     },
+    "Idempotency": {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": "A random name of this request: a retry with the same key, through any "
+        "gateway, gets the answer of the first try instead of running again. Answers are kept for "
+        "a while, and those with status 429 or 5xx not at all.",
+        "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    },
     "RequestId": {
         "name": "X-Request-Id",
         "in": "header",
@@ -111,6 +120,10 @@ _HEADERS: dict[str, Any] = {
         "description": "Milliseconds in the queue, loading the model, and running.",
         "schema": {"type": "string"},
         "example": "queue;dur=0.8, load;dur=0.0, run;dur=4.2",
+    },
+    "Replayed": {
+        "description": "There when the answer is that of an earlier try.",
+        "schema": {"type": "string", "enum": ["true"]},
     },
     "RetryAfter": {
         "description": "Seconds until another try may succeed.",
@@ -133,7 +146,7 @@ def _task(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer.",
-                "headers": _header_refs("RequestId", "ServerTiming"),
+                "headers": _header_refs("RequestId", "ServerTiming", "Replayed"),
                 "content": _in_both(answer),
             },
             **_failures(_FAILURES, route.shape, refs),
@@ -194,6 +207,7 @@ def _header_refs(*names: str) -> dict[str, Any]:
     titles = {
         "RequestId": "X-Request-Id",
         "ServerTiming": "Server-Timing",
+        "Replayed": "Idempotent-Replayed",
         "RetryAfter": "Retry-After",
     }
     return {titles[name]: {"$ref": f"#/components/headers/{name}"} for name in names}

@@ -28,6 +28,7 @@ from shoal.gateway.app import App
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.edge import EdgeLimits
 from shoal.gateway.fleet import Fleet
+from shoal.gateway.idempotency import Idempotency
 from shoal.gateway.recall import Recall
 from shoal.gateway.server import Server
 from shoal.gateway.submit import Submitter
@@ -103,7 +104,10 @@ async def serve(
     queue.when_back(recall.ask_soon)
     await queue.ensure_lines(e.id for e in snapshot.entries if e.pool == settings.pool)
     registry = _registry(submitter, fleet, backlog, lanes)
-    app = App(settings, lambda: snapshot, submitter, registry)
+    idempotency = Idempotency(
+        queue, ttl_s=settings.idempotency_ttl_s, inline_max_bytes=settings.inline_max_bytes
+    )
+    app = App(settings, lambda: snapshot, submitter, registry, idempotency)
     url = url_of(listener)
 
     def on_started() -> None:
