@@ -21,8 +21,6 @@ from measure.traffic import lengths, request, text, write_catalog
 
 MODEL = "ragged"
 TEXTS = 2048
-# 64 run, 64 are staged: what the hungriest baseline needs to be always full.
-CONCURRENCY_PER_DEVICE = 128
 BASELINES = ("fifo32", "window64", "buckets")
 BASELINE_BLOCK_TOKENS = 8192
 
@@ -36,6 +34,12 @@ class Layout:
     cores: int
     variants: dict[str, tuple[str, ...]]
     rounds: int
+    clients_per_device: int = 128  # 64 run, 64 are staged: so the hungriest baseline is full
+
+    @property
+    def clients(self) -> int:
+        """Calls that are always open."""
+        return self.clients_per_device * self.cores
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ def layouts(*, quick: bool) -> list[Layout]:
     """All of them, or the first in a rough form."""
     names = (*BASELINES, "fair")
     if quick:
-        return [Layout("onnx, 1 device", "onnx", 1, _policies(1, names), rounds=1)]
+        return [Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 1, 96)]
     threads = {"fair, 1 process of 2 threads": ("--devices", "cpu:1", "--threads", "2")}
     return [
         Layout("onnx, 1 device", "onnx", 1, _policies(1, names), rounds=3),
@@ -106,8 +110,8 @@ def trial(server: Watched, seed: int, concurrency: int, least_s: float, least_ca
 
 
 def _measure(layout: Layout, *, quick: bool) -> dict[str, list[Trial]]:
-    concurrency = CONCURRENCY_PER_DEVICE * layout.cores
-    least_s, least_calls = (2.0, 0) if quick else (3.5, concurrency * 3 // 2)
+    concurrency = layout.clients
+    least_s, least_calls = (2.0, 0) if quick else (3.5, concurrency * 5 // 4)
     trials: dict[str, list[Trial]] = {name: [] for name in layout.variants}
     with tempfile.TemporaryDirectory() as folder:
         starts = _starts(Path(folder), layout)
@@ -142,7 +146,7 @@ def run(report: Report, *, quick: bool) -> None:
                 **{
                     "1. ragged texts": layout.name,
                     "policy": name,
-                    "clients": CONCURRENCY_PER_DEVICE * layout.cores,
+                    "clients": layout.clients,
                     "tokens/s": median([one.tokens_per_s for one in done]),
                     "fair is": f"{middle:.2f}x [{low:.2f}, {high:.2f}]",
                     "padding %": 100 * median([one.waste for one in done]),
