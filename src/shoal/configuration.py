@@ -140,7 +140,7 @@ def _from_file(kind: type[QueueSettings], path: Path, faults: list[str]) -> dict
     except OSError as error:
         faults.append(f"settings file {path}: {error.strerror}")
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         faults.append(f"settings file {path}: {error}")
         return {}
     tables = {name: document.pop(name) for name in KINDS if isinstance(document.get(name), dict)}

@@ -12,8 +12,6 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import msgspec
-
 from shoal.errors import Bug, CapacityError, RuntimeCrashed, ShoalError
 from shoal.ipc.messages import (
     NO_CALL,
@@ -32,6 +30,7 @@ from shoal.ipc.messages import (
     decode_answer,
     encode,
 )
+from shoal.wire.envelope import UnreadableMessage
 from shoal.wire.frames import FrameDecoder, FrameTooLarge, frame
 
 MAX_CALLS = 256
@@ -79,7 +78,7 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         try:
             for data in self._decoder.feed(self._view[:nbytes]):
                 self._on_answer(decode_answer(data))
-        except (FrameTooLarge, msgspec.DecodeError) as error:
+        except (FrameTooLarge, UnreadableMessage) as error:
             self._lose(RuntimeCrashed(f"the runtime process sent nonsense: {error}"))
             self.close()
 

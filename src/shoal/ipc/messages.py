@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.core.types import Task
-from shoal.wire.envelope import EMPTY, Failure, Params
+from shoal.wire.envelope import EMPTY, Failure, Params, UnreadableMessage
 
 
 class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -207,5 +207,21 @@ NO_CALL = 0
 Answer = Hello | Loaded | Ran | Memory | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_call = msgspec.msgpack.Decoder(Call).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_calls = msgspec.msgpack.Decoder(Call)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def decode_call(data: bytes) -> Call:
+    """A call from its bytes. Raises `UnreadableMessage`."""
+    try:
+        return _calls.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableMessage(f"call: {error}") from error
+
+
+def decode_answer(data: bytes) -> Answer:
+    """An answer from its bytes. Raises `UnreadableMessage`."""
+    try:
+        return _answers.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableMessage(f"answer: {error}") from error

@@ -15,9 +15,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-import msgspec
-
 from shoal.ipc.messages import Answer, AskMemory, Call, Failed, Hello, decode_call, encode
+from shoal.wire.envelope import UnreadableMessage
 from shoal.wire.frames import FrameDecoder, FrameTooLarge, frame
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class RuntimeServer:
                         self._send(self._ask(call))
                     else:
                         self._calls.put(call)
-        except (OSError, FrameTooLarge, msgspec.DecodeError) as error:
+        except (OSError, FrameTooLarge, UnreadableMessage) as error:
             log.error("cannot read calls: %s", error)  # noqa: TRY400 - the cause is in the text
         _leave()
 

@@ -37,6 +37,7 @@ _CRLF: Final = b"\r\n"
 _MESSAGES: Final = (b"MSG", b"HMSG")
 _MAX_LINE_BYTES: Final = 1024 * 1024
 _MAX_JOINED_BYTES: Final = 256 * 1024
+_MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024  # well above the most that a broker can be set to
 
 
 class Link(Client):  # type: ignore[misc]
@@ -154,7 +155,10 @@ class _Reader(Parser):  # type: ignore[misc]
             stop = line_end + 2
             handler = None
             if words and words[0] in _MESSAGES:
-                stop += int(words[-1]) + 2
+                size = int(words[-1])
+                if not 0 <= size <= _MAX_MESSAGE_BYTES:
+                    raise ProtocolError
+                stop += size + 2
                 if stop > end:
                     self._need_bytes = stop - at
                     return at

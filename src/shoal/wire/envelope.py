@@ -232,6 +232,9 @@ class _Version(msgspec.Struct):
     v: int = VERSION
 
 
+# What reading foreign bytes may raise; the last of them where they are nested without end.
+_NONSENSE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _encoder = msgspec.msgpack.Encoder()
 _version = msgspec.msgpack.Decoder(_Version)
 
@@ -250,7 +253,7 @@ def _decoder(kind: type[M]) -> Callable[[bytes], M]:
     def decode(data: bytes) -> M:
         try:
             message = typed.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _NONSENSE as error:
             raise UnreadableMessage(f"{kind.__name__}: {error}{_foreign_version(data)}") from error
         if getattr(message, "v", VERSION) != VERSION:
             raise UnreadableMessage(f"{kind.__name__}:{_foreign_version(data)}")
@@ -263,7 +266,7 @@ def _foreign_version(data: bytes) -> str:
     """A remark on the major version of `data` where it is not ours; else an empty string."""
     try:
         v = _version.decode(data).v
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _NONSENSE:
         return ""
     return "" if v == VERSION else f" (written in version {v}, this build speaks {VERSION})"
 

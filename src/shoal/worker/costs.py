@@ -65,7 +65,7 @@ class CostBook:
             return msgspec.json.decode(self._file.read_bytes(), type=dict[str, CostState])
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s is not readable, costs are learnt anew: %s", self._file, error)
             return {}
 
