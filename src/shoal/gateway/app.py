@@ -39,7 +39,7 @@ from shoal.gateway.jobs import Job, Submits
 from shoal.gateway.pages import Pages, Response
 from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
 from shoal.gateway.traffic import Traffic
-from shoal.gateway.visit import ANSWER, LEFT, Attendant, Receive, Scope, Send, SendAnswer, Visit
+from shoal.gateway.visit import LEFT, SHORT_WAY, Attendant, Receive, Scope, Send, Visit
 from shoal.settings import GatewaySettings
 from shoal.wire.envelope import Timing
 
@@ -105,8 +105,8 @@ class App:
             await self._lifespan(scope["type"], receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        answer = scope.pop(ANSWER, None)  # it refers to the scope: left there, a circle
-        visit = Visit(headers, request_id(headers.get(b"x-request-id")), receive, send)
+        short_way = scope.pop(SHORT_WAY, None)  # it refers to the scope: left there, a circle
+        visit = Visit(headers, request_id(headers.get(b"x-request-id")), receive, send, short_way)
         path: str = scope["path"]
         route = self._route(path)
         self._attendant.enter(visit)
@@ -137,7 +137,7 @@ class App:
             self._traffic.add(name, ClientGone.http_status, took_s, visit.in_bytes, 0)
             return
         self._traffic.add(name, response.status, took_s, visit.in_bytes, len(response.body))
-        await _send(visit, response, answer)
+        await _send(visit, response)
 
     def _route(self, path: str) -> TaskRoute | PageRoute | None:
         route = self._routes.get(path)
@@ -256,10 +256,10 @@ def _server_timing(timing: Timing) -> bytes:
     ).encode()
 
 
-async def _send(visit: Visit, response: Response, answer: SendAnswer | None) -> None:
+async def _send(visit: Visit, response: Response) -> None:
     body = response.body
     early = not visit.body_read
-    if answer is not None and not early:
+    if visit.short_way is not None and not early:
         head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (
             response.content_type,
             len(body),
@@ -267,7 +267,7 @@ async def _send(visit: Visit, response: Response, answer: SendAnswer | None) -> 
         )
         for header in response.headers:
             head += b"%b: %b\r\n" % header
-        if answer(response.status, head, body):
+        if visit.short_way.answer(response.status, head, body):
             return
     headers = [
         (b"content-type", response.content_type),

@@ -1,9 +1,10 @@
 """uvicorn, as the gateway runs it.
 
-Owns the departures from the stock server: signals are left to the process; an application that has
-a whole answer hands it over in one call (`visit.ANSWER`) instead of two messages whose headers are
-checked one by one; the open request is told when its connection ends (`visit.LEFT`); and garbage is
-collected rarely. Does not own the application, or the bounds of connections (`edge`).
+Owns the departures from the stock server: signals are left to the process; an application hands a
+whole answer over in one call instead of two messages whose headers are checked one by one, and
+takes a body that is there without waiting (`visit.ShortWay`); the open request is told when its
+connection ends (`visit.LEFT`); and garbage is collected rarely. Does not own the application, or
+the bounds of connections (`edge`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from shoal.gateway.edge import BoundedProtocol, Edge, EdgeLimits, connections_that_fit
-from shoal.gateway.visit import ANSWER, LEFT
+from shoal.gateway.visit import LEFT, PAUSED_BYTES, SHORT_WAY
 
 MAX_JOINED_BYTES = 64 * 1024
 _END = b"\r\n"
@@ -39,7 +40,19 @@ class Protocol(BoundedProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:
-            cast("dict[str, Any]", self.scope)[ANSWER] = partial(_answer, cycle)
+            cast("dict[str, Any]", self.scope)[SHORT_WAY] = _ShortWay(cycle)
+
+    def on_response_complete(self) -> None:
+        """Goes on to the next request, without a timer for a connection at rest.
+
+        `Edge.run` closes those that rest for too long.
+        """
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tells the open request, if there is one."""
@@ -50,28 +63,43 @@ class Protocol(BoundedProtocol):
                 left()
 
 
-def _answer(cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
-    """Sends a whole answer. head: header lines that are known to be sound, with the body's length.
+class _ShortWay:
+    """`shoal.gateway.visit.ShortWay` past the messages of uvicorn's request."""
 
-    False where uvicorn has to send it: to a HEAD, or while the client does not read.
-    """
-    if cycle.response_started or cycle.flow.write_paused or cycle.scope["method"] == "HEAD":
-        return False
-    if cycle.disconnected:
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def body(self) -> bytes | None:
+        """The whole body; None where it has to be waited for."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or len(cycle.body) >= PAUSED_BYTES:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
+        """Sends a whole answer; False to a HEAD, and while the client does not read."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.flow.write_paused or cycle.scope["method"] == "HEAD":
+            return False
+        if cycle.disconnected:
+            return True
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        start = STATUS_LINE[status], head, _END if cycle.keep_alive else _LAST
+        if len(body) > MAX_JOINED_BYTES:
+            cycle.transport.write(b"".join(start))
+            cycle.transport.write(body)
+        else:
+            cycle.transport.write(b"".join((*start, body)))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
         return True
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = False
-    start = STATUS_LINE[status], head, _END if cycle.keep_alive else _LAST
-    if len(body) > MAX_JOINED_BYTES:
-        cycle.transport.write(b"".join(start))
-        cycle.transport.write(body)
-    else:
-        cycle.transport.write(b"".join((*start, body)))
-    cycle.message_event.set()
-    if not cycle.keep_alive:
-        cycle.transport.close()
-    cycle.on_response()
-    return True
 
 
 class Server(uvicorn.Server):

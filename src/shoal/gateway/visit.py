@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from shoal import clock
 from shoal.errors import (
@@ -29,13 +29,25 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-# status, header lines, body; False: not possible, send it as messages.
-SendAnswer = Callable[[int, bytes, bytes], bool]
+
+
+class ShortWay(Protocol):
+    """What a server may offer besides messages, for the common request that is there at once."""
+
+    def body(self) -> bytes | None:
+        """The whole body, when it is there and small; else None, and it comes in messages."""
+
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
+        """Sends a whole answer; False when it has to go in messages.
+
+        head: header lines that are known to be sound, with the body's length.
+        """
+
 
 # The key of a scope under which the server finds what to call when the connection ends.
 LEFT: Final = "shoal.left"
-# The key under which the server puts its short way out: a whole answer in one call.
-ANSWER: Final = "shoal.answer"
+# The key under which the server puts its `ShortWay`, if it has one.
+SHORT_WAY: Final = "shoal.short_way"
 # uvicorn stops reading at this size, and does not see the end of the connection then.
 PAUSED_BYTES: Final = 64 * 1024
 GRACE_S: Final = 0.1
@@ -55,6 +67,7 @@ class Visit:
         "over",
         "receive",
         "send",
+        "short_way",
         "started_s",
         "task",
         "timer",
@@ -62,12 +75,18 @@ class Visit:
     )
 
     def __init__(
-        self, headers: dict[bytes, bytes], name: str, receive: Receive, send: Send
+        self,
+        headers: dict[bytes, bytes],
+        name: str,
+        receive: Receive,
+        send: Send,
+        short_way: ShortWay | None = None,
     ) -> None:
         self.headers = headers
         self.id = name
         self.receive = receive
         self.send = send
+        self.short_way = short_way
         self.form: Form = wanted_form(headers.get(b"accept"))
         self.started_s = clock.monotonic()
         self.in_bytes = 0
@@ -92,6 +111,13 @@ class Visit:
         length = self.headers.get(b"content-length")
         if length is not None and int(length) > max_bytes:
             raise _too_large(max_bytes)
+        body = None if self.short_way is None else self.short_way.body()
+        if body is not None:
+            self.in_bytes = len(body)
+            if self.in_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            self.body_read = True
+            return body
         parts: list[bytes] = []
         more = True
         while more:
