@@ -26,6 +26,7 @@ _FAILURES = {
     "422": "The `Idempotency-Key` was sent with another request before.",
     "429": "The queue is full, or the answer could not be in time; `Retry-After` says when to try "
     "again.",
+    "431": "The headers are over the limit.",
     "500": "The model failed on this input, or the server is at fault.",
     "503": "Not served now; `Retry-After` says when to try again.",
     "504": "No answer before the deadline.",
