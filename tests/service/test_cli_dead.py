@@ -194,6 +194,13 @@ def test_dead_finds_the_broker_of_a_serve_and_says_when_there_is_none(tmp_path):
             dead(*arguments)
     with pytest.raises(SettingsError, match="--since"):
         dead("list", "--since", "yesterday")
+    several = f"nats://127.0.0.1:1,{address.url}"
+    token = ShoalProcess("dead", "list", "--nats-url", several, SHOAL_NATS_TOKEN=address.token)
+    assert token.ended(20) == 0, token.output
+    other = ShoalProcess("dead", "list", "--nats-url", address.url, SHOAL_NATS_TOKEN="wrong")  # noqa: S106
+    assert other.ended(20) == 1
+    assert "no broker answers" in other.output
+    assert "wrong" not in other.output
     assert server.leave() == 0, server.output
     assert not file.exists()
     with pytest.raises(SettingsError, match="--nats-url"):

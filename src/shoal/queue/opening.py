@@ -44,7 +44,7 @@ async def find_queue(settings: QueueSettings, *, name: str, wait_s: float = 5.0)
     try:
         async with asyncio.timeout(wait_s):
             await client.connect(
-                address.url,
+                address.servers,
                 name=name,
                 token=address.token,
                 user_credentials=str(address.creds) if address.creds else None,
