@@ -16,6 +16,7 @@ import uvloop
 from harness import Report, median
 from measure.figures import quantile, ratio_interval, steady_rate
 from measure.load import saturate
+from measure.rounds import rotated, rounds
 from measure.servers import Watched, several
 from measure.traffic import lengths, request, text, write_catalog
 
@@ -27,13 +28,17 @@ BASELINE_BLOCK_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the policies are compared. variants: name -> flags, `fair` last."""
+    """Where the policies are compared. variants: flags by name, `fair` among them.
+
+    rounds: how many at most; budget_s: the time that all of them may take.
+    """
 
     name: str
     runtime: str
     cores: int
     variants: dict[str, tuple[str, ...]]
     rounds: int
+    budget_s: float
     clients_per_device: int = 128  # 64 run, 64 are staged: so the hungriest baseline is full
 
     @property
@@ -44,9 +49,14 @@ class Layout:
 
 @dataclass(slots=True)
 class Trial:
-    """One policy in one round. busy: the share of the time that the devices computed."""
+    """One policy in one round. busy: the share of the time that the devices computed.
+
+    tokens_per_cpu_s: useful tokens over the CPU time of the runtimes; other programs on the machine
+    disturb it less than the rate.
+    """
 
     tokens_per_s: float
+    tokens_per_cpu_s: float
     waste: float
     batch_items: float
     busy: float
@@ -61,13 +71,13 @@ def layouts(*, quick: bool) -> list[Layout]:
     """All of them, or the first in a rough form."""
     names = (*BASELINES, "fair")
     if quick:
-        return [Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 1, 96)]
+        return [Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 1, 0.0, 96)]
     threads = {"fair, 1 process of 2 threads": ("--devices", "cpu:1", "--threads", "2")}
     return [
-        Layout("onnx, 1 device", "onnx", 1, _policies(1, names), rounds=3),
-        Layout("onnx, 2 devices", "onnx", 2, threads | _policies(2, names), rounds=2),
-        Layout("torch, 1 device", "torch", 1, _policies(1, names), rounds=1),
-        Layout("torch, 2 devices", "torch", 2, _policies(2, names), rounds=1),
+        Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 4, 90.0),
+        Layout("onnx, 2 devices", "onnx", 2, threads | _policies(2, names), 3, 70.0),
+        Layout("torch, 1 device", "torch", 1, _policies(1, names), 2, 40.0),
+        Layout("torch, 2 devices", "torch", 2, _policies(2, names), 2, 40.0),
     ]
 
 
@@ -90,7 +100,7 @@ def trial(server: Watched, seed: int, concurrency: int, least_s: float, least_ca
     """One policy on the texts of one seed."""
     sizes, rng = lengths(TEXTS, seed), random.Random(seed)
     requests = [request(server.url, MODEL, [text(n, rng)]) for n in sizes]
-    before = server.counters()
+    before, cpu_before_s = server.counters(), server.server.cpu_s()["runtime"]
     calls = uvloop.run(saturate(server.url, requests, concurrency, least_s, least_calls))
     counted = server.counters().since(before)
     took_s = max(c.done_s for c in calls) - calls[0].due_s
@@ -101,6 +111,7 @@ def trial(server: Watched, seed: int, concurrency: int, least_s: float, least_ca
     last = len(done) - (concurrency // 2 if devices > 1 else 0)
     return Trial(
         steady_rate(done, concurrency // 4, last),
+        counted.tokens / (server.server.cpu_s()["runtime"] - cpu_before_s),
         counted.waste,
         counted.batch_items / counted.batches,
         counted.device_s / (took_s * devices),
@@ -118,9 +129,8 @@ def _measure(layout: Layout, *, quick: bool) -> dict[str, list[Trial]]:
         with several(starts, [MODEL], layout.cores) as servers:
             for server in servers.values():
                 trial(server, 99, 16, 0.5, 0)  # the cost model learns
-            names = list(servers)
-            for n in range(layout.rounds):
-                for name in names[n % len(names) :] + names[: n % len(names)]:
+            for n in rounds(layout.rounds, layout.budget_s):
+                for name in rotated(list(servers), n):
                     done = trial(servers[name], n, concurrency, least_s, least_calls)
                     trials[name].append(done)
     return trials
@@ -148,10 +158,11 @@ def run(report: Report, *, quick: bool) -> None:
                     "policy": name,
                     "clients": layout.clients,
                     "tokens/s": median([one.tokens_per_s for one in done]),
+                    "tokens/CPU s": median([one.tokens_per_cpu_s for one in done]),
                     "fair is": f"{middle:.2f}x [{low:.2f}, {high:.2f}]",
-                    "padding %": 100 * median([one.waste for one in done]),
-                    "texts a batch": median([one.batch_items for one in done]),
-                    "device busy %": 100 * median([one.busy for one in done]),
+                    "pad %": 100 * median([one.waste for one in done]),
+                    "texts/batch": median([one.batch_items for one in done]),
+                    "busy %": 100 * median([one.busy for one in done]),
                     "p50 s": quantile(latencies_s, 0.5),
                     "p95 s": quantile(latencies_s, 0.95),
                     "rounds": len(done),

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import uvloop
+
+from measure.figures import quantile
+
 CONNECTIONS = 256
+MOST_LAG_S = 0.005
+TRIES = 3
+SETTLE_S = 0.3  # what was broken off leaves the worker
 MOST_S = 60.0
 
 
@@ -211,3 +218,23 @@ async def offer(url: str, schedule: Sequence[tuple[float, bytes]], patience_s: f
         await asyncio.gather(*opening)
         await crowd.leave(patience_s)
     return calls
+
+
+def lag_s(calls: Sequence[Call]) -> float:
+    """How late the generator was, at the 99th percentile."""
+    return quantile([call.lag_s for call in calls], 0.99)
+
+
+def punctual(
+    url: str, schedule: Sequence[tuple[float, bytes]], patience_s: float
+) -> tuple[list[Call], int]:
+    """`offer`, again where the generator lagged; also returns how many trials were void.
+
+    After `TRIES` the last one is returned, void or not: `lag_s` says so.
+    """
+    for void in range(TRIES):
+        calls = uvloop.run(offer(url, schedule, patience_s))
+        time.sleep(SETTLE_S)
+        if lag_s(calls) <= MOST_LAG_S:
+            return calls, void
+    return calls, TRIES
