@@ -55,7 +55,7 @@ def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
         await gateway.listen(outcomes.append)
         for n in range(20):
             await _submit(gateway, b"before %d" % n, refused)
-        await until(lambda: not gateway._unacked)
+        await until(lambda: not len(gateway._publishes))
         open_pull = await _pull(worker, got, max_items=100)
         await until(lambda: len(got) == 20)
         for delivery in got[:5]:

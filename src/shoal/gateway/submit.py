@@ -112,6 +112,8 @@ class Submitter:
 
     async def run(self, job: Job) -> Answer:
         """The answer to a job; see `Submits`."""
+        if not self._queue.connected:  # before anything is put into a store that is away, too
+            raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
         self._fleet.check(job.entry)
         model, lane = job.entry.id, job.lane
         seen = self._fleet.rates(model).bytes_per_token

@@ -1,6 +1,6 @@
 """The queue on NATS JetStream.
 
-Owns the hot path: publishes whose acks come to a shared inbox, one-shot pulls, raw acks. Each
+Owns the hot path: one-shot pulls, raw acks, and publishes (`publishes`). Each
 is one core NATS message through `link`, where the library's JetStream wrapper would make several
 round trips and tasks. Facts this relies on, all of them of the server's protocol:
 
@@ -16,7 +16,6 @@ Does not own names and settings (`topology`), the connection (`connection`) or f
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable
@@ -24,11 +23,10 @@ from dataclasses import dataclass
 
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
 
 from shoal.clock import monotonic
 from shoal.core.types import Lane
-from shoal.errors import QueueFull, QueueUnavailable, ShoalError
+from shoal.errors import QueueUnavailable
 from shoal.queue.connection import Address, OnState, connect
 from shoal.queue.deadletters import NatsDeadLetters
 from shoal.queue.interface import (
@@ -43,15 +41,14 @@ from shoal.queue.interface import (
 from shoal.queue.kept import NatsKept
 from shoal.queue.link import Link, OnMessage
 from shoal.queue.payloads import NatsPayloads
+from shoal.queue.publishes import NO_RESPONDERS, Publishes
 from shoal.queue.topology import Topology
 
 log = logging.getLogger(__name__)
 
-_LINE_IS_FULL = 10077  # "maximum messages per subject exceeded"
-_PULL_GRACE_S = 2.0
-_RESTORE_AGAIN_S = 0.5
-_PUBLISH_HEADERS = b"NATS/1.0\r\nNats-Msg-Id:%b\r\nNats-TTL:%ds\r\n\r\n"
-_NO_RESPONDERS = b"NATS/1.0 503"
+_PULL_GRACE_S = 1.0
+_AGAIN_S = 0.5
+_UNTIMELY = (NO_RESPONDERS, b"NATS/1.0 409")  # the next pull, made at once, would fare the same
 
 
 class JetStreamDelivery:
@@ -91,18 +88,6 @@ class JetStreamDelivery:
 
 
 @dataclass(slots=True)
-class _Publish:
-    """An item on its way, kept until the broker has confirmed it: it may have to be sent again."""
-
-    on_refused: OnRefused
-    sent_s: float
-    subject: bytes
-    data: bytes
-    headers: bytes
-    again: bool = False
-
-
-@dataclass(slots=True)
 class _Pull:
     number: int
     left: int
@@ -127,9 +112,11 @@ class JetStreamQueue:
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_inbox: Subscription | None = None
         self._pull_number = 0
-        self._unacked: dict[bytes, _Publish] = {}
-        self._ack_inbox = b"_INBOX.%b.ack." % self._id.encode()
-        self._publish_number = 0
+        self._publishes = Publishes(
+            link,
+            b"_INBOX.%b.ack." % self._id.encode(),
+            timeout_s=topology.limits.publish_timeout_s,
+        )
         self._sweeper: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._when_back: list[OnState] = []
@@ -149,14 +136,14 @@ class JetStreamQueue:
         queue = cls(link, topology)
         try:
             await queue._ensure()
-            await queue._subscribe(f"_INBOX.{queue._id}.ack.*", queue._on_publish_ack)
+            await queue._subscribe(f"_INBOX.{queue._id}.ack.*", queue._publishes.on_ack)
             queue._pull_inbox = await queue._subscribe(
                 f"_INBOX.{queue._id}.pull.*", queue._on_pulled
             )
         except (NatsError, TimeoutError) as error:
             await link.close()
             raise QueueUnavailable(f"JetStream at {address.url}: {error}") from error
-        queue._sweeper = asyncio.create_task(queue._sweep(), name="queue publish sweeper")
+        queue._sweeper = asyncio.create_task(queue._publishes.sweep(), name="queue publish sweeper")
         return queue
 
     async def _ensure(self) -> None:
@@ -191,60 +178,13 @@ class JetStreamQueue:
         on_refused: OnRefused,
     ) -> None:
         """Publishes; the ack is handled when it comes."""
-        if not self._link.is_connected:
-            raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
-        self._publish_number += 1
-        reply = b"%b%d" % (self._ack_inbox, self._publish_number)
-        headers = _PUBLISH_HEADERS % (item_id.encode(), max(1, int(ttl_s) + 1))
-        subject = self._topology.line(model, lane).encode()
-        self._unacked[reply] = _Publish(on_refused, monotonic(), subject, data, headers)
-        try:
-            self._link.send(subject, data, reply, headers)
-        except NatsError as error:
-            del self._unacked[reply]
-            raise QueueUnavailable(f"the queue did not take the item: {error}") from error
-
-    def _on_publish_ack(self, subject: bytes, _: bytes, headers: bytes, data: bytes) -> None:
-        waiting = self._unacked.pop(subject, None)
-        if waiting is None:
-            return
-        if headers.startswith(_NO_RESPONDERS):
-            waiting.on_refused(QueueUnavailable("the queue has no stream now", retry_after_s=1.0))
-        elif b'"error"' in data:
-            waiting.on_refused(_refusal(data))
-
-    async def _sweep(self) -> None:
-        """Fails the publishes that nobody acked, after a second try: a broker went with them."""
-        timeout_s = self._topology.limits.publish_timeout_s
-        while True:
-            await asyncio.sleep(timeout_s / 8)
-            now_s = monotonic()
-            # Insertion order is age order, so the first young one ends the search.
-            while self._unacked:
-                number, publish = next(iter(self._unacked.items()))
-                if publish.sent_s > now_s - timeout_s:
-                    break
-                del self._unacked[number]
-                late = "the queue did not confirm the item in time"
-                publish.on_refused(QueueUnavailable(late, retry_after_s=1.0))
-            self._publish_again(now_s - timeout_s / 2)
-
-    def _publish_again(self, before_s: float) -> None:
-        """Sends again, once, what was sent before a moment and is not confirmed.
-
-        The broker knows an item by its id: whatever it has already, it takes only once.
-        """
-        if not self._link.is_connected:
-            return
-        for reply, publish in self._unacked.items():
-            if publish.sent_s > before_s:
-                break
-            if not publish.again:
-                publish.again = True
-                try:
-                    self._link.send(publish.subject, publish.data, reply, publish.headers)
-                except NatsError as error:
-                    log.debug("publishing again: %r", error)
+        self._publishes.send(
+            self._topology.line(model, lane).encode(),
+            data,
+            item_id=item_id,
+            ttl_s=ttl_s,
+            on_refused=on_refused,
+        )
 
     async def pull(
         self,
@@ -277,13 +217,20 @@ class JetStreamQueue:
             self._drop_pull(line)
             raise QueueUnavailable(f"cannot pull: {error}") from error
 
-    def _on_pulled(self, subject: bytes, reply: bytes, _: bytes, data: bytes) -> None:
-        if not reply:  # an end marker: 404, 408, 409 or, without a stream, 503
-            number = int(subject.rpartition(b".")[2])
-            for line, pull in self._pulls.items():
-                if pull.number == number:
+    def _on_end_marker(self, number: int, headers: bytes) -> None:
+        """404, 408: nothing came in time. 409 or, without a stream, 503: the pull was refused."""
+        for line, pull in self._pulls.items():
+            if pull.number == number:
+                if headers.startswith(_UNTIMELY):
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(_AGAIN_S, self._end_pull, line, number)
+                else:
                     self._end_pull(line, number)
-                    break
+                return
+
+    def _on_pulled(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        if not reply:
+            self._on_end_marker(int(subject.rpartition(b".")[2]), headers)
             return
         delivery = JetStreamDelivery(self._link, reply, data)
         pulled = self._pulls.get(subject)
@@ -321,8 +268,8 @@ class JetStreamQueue:
                 break
             except (NatsError, TimeoutError, QueueUnavailable) as error:
                 log.warning("the queue is back but not ready: %s", error)
-            await asyncio.sleep(_RESTORE_AGAIN_S)
-        self._publish_again(monotonic())
+            await asyncio.sleep(_AGAIN_S)
+        self._publishes.again(monotonic())
         for line, pull in list(self._pulls.items()):
             self._end_pull(line, pull.number)
         for on_back in self._when_back:
@@ -389,11 +336,3 @@ def _bytes_to(on_bytes: OnBytes) -> OnMessage:
         on_bytes(data)
 
     return handle
-
-
-def _refusal(data: bytes) -> ShoalError:
-    """The error of a publish that JetStream refused."""
-    error = APIError(**json.loads(data).get("error", {}))
-    if error.err_code == _LINE_IS_FULL:
-        return QueueFull("this model's queue is full", retry_after_s=1.0)
-    return QueueUnavailable(f"the queue refused the item: {error.description}", retry_after_s=1.0)

@@ -130,12 +130,12 @@ class Dispatch:
 
     async def _run(self, device: Device, sent: Sent, line: Line, batch: Batch) -> None:
         ran: Ran | ShoalError
-        lost = False
+        lost = reached = False
         try:
             run_items = [r for i in batch.items if (r := self._held[i.id].run_item)]
             process = self._residents.process(device, line.entry.runtime)
+            connection, reached = process.live(), True
             async with asyncio.timeout(self._run_timeout_s):
-                connection = await process.connection()
                 ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
         except TimeoutError:
             ran = RuntimeCrashed(f"the runtime gave no answer in {self._run_timeout_s:.0f} s")
@@ -157,7 +157,7 @@ class Dispatch:
         self._policy.finished(batch, took_s, now_s)
         self._fill()  # the device has work again before this batch's replies cost any time
         self.on_room(line)
-        if isinstance(ran, Ran) or sent.begun:
+        if isinstance(ran, Ran) or (sent.begun and reached):
             await self._reply(device, line, batch, ran)
         else:
             await self._send_again(batch, ran)

@@ -38,7 +38,8 @@ from shoal.worker.tokenise import Tokeniser, prepare
 
 log = logging.getLogger(__name__)
 
-PULL_EXPIRES_S = 10.0
+# A broker that dies takes its open pulls along: nothing comes until they would have expired.
+PULL_EXPIRES_S = 3.0
 MAX_CANCELLED = 16_384
 _AGAIN_S = 0.5
 _INLINE_ITEMS = 64  # runtimes without ids: so cheap that a thread would cost more

@@ -18,7 +18,7 @@ from typing import Literal
 from shoal.catalog.resolve import model_spec
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
-from shoal.errors import ModelLoading, RuntimeFault, ShoalError
+from shoal.errors import ModelLoading, RuntimeCrashed, RuntimeFault, ShoalError
 from shoal.ipc.messages import Traits
 from shoal.worker.supervise import RuntimeProcess
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 State = Literal["cold", "loading", "resident", "unavailable"]
 
 COOL_DOWN_S = 30.0
+LOAD_CRASHES = 3
 IN_FLIGHT_BATCHES = 2
 _LEAST_LEAD_S = 0.003
 
@@ -125,6 +126,7 @@ class Residents:
         self._load_timeout_s = load_timeout_s
         self._on_change = on_change
         self._faults: dict[str, tuple[ShoalError, float]] = {}
+        self._crashes: dict[str, int] = {}
         self._times: dict[str, LoadTimes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -214,6 +216,12 @@ class Residents:
                 spec = await asyncio.to_thread(model_spec, entry, self._cache_dir)
                 connection = await self.process(device, entry.runtime).connection()
                 loaded = await connection.load(spec)
+        except RuntimeCrashed as error:
+            # The process may have been killed for reasons of its own; its backoff is the pause.
+            self._crashes[entry.key] = self._crashes.get(entry.key, 0) + 1
+            log.warning("%s was lost while it loaded: %s", entry.key, error)
+            if self._crashes[entry.key] >= LOAD_CRASHES:
+                self._on_fault(entry, error)
         except ShoalError as error:
             self._on_fault(entry, error)
         except TimeoutError:
@@ -222,9 +230,11 @@ class Residents:
             )
             await self.renew(device, entry.runtime, "does not finish a load")
         else:
-            device.resident[entry.id] = entry.runtime
+            if not connection.lost:
+                device.resident[entry.id] = entry.runtime
             self.memory_bytes[entry.key] = loaded.memory_bytes
             self._faults.pop(entry.key, None)
+            self._crashes.pop(entry.key, None)
             self._times[entry.key] = LoadTimes(begun_s, monotonic())
             log.info(
                 "loaded %s on %s in %.2f s, %.0f MiB",

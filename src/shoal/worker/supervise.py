@@ -50,9 +50,26 @@ class RuntimeProcess:
         """
         async with self._starting:
             if self._connection is None or self._connection.lost:
+                await self._bury()
                 await asyncio.sleep(max(0.0, self._not_before_s - monotonic()))
                 self._connection = await self._start()
             return self._connection
+
+    def live(self) -> RuntimeConnection:
+        """The connection to the process that runs now; nothing is started.
+
+        A process that is started anew has no models, so only a load may start one. Raises
+        `RuntimeCrashed`.
+        """
+        if self._connection is None or self._connection.lost:
+            raise RuntimeCrashed(f"the {self.runtime} runtime is not running")
+        return self._connection
+
+    async def _bury(self) -> None:
+        """Waits until a lost process has ended and everybody knows, before there is another."""
+        if self._child is not None and self._watching is not None:
+            await self._child.kill()
+            await asyncio.shield(self._watching)
 
     async def _start(self) -> RuntimeConnection:
         if self._stopping:
