@@ -1,0 +1,133 @@
+"""SIGTERM: each process finishes or gives back what it holds; rolling restarts lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from tests.support.connection import Connection
+from tests.support.fleet import Fleet
+from tests.support.ledger import Ask, judge
+from tests.support.load import Load
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    # An item that a leaving worker did not give back would wait a whole ack_wait: seen as 504.
+    folder = tmp_path_factory.mktemp("fleet")
+    fleet = Fleet(folder, "--ack-wait-s", "30", gateways=2, workers=2)
+    yield fleet
+    fleet.close()
+
+
+def mixed(n):
+    """Quick requests, and every eighth takes a while."""
+    return Ask(f"drain-{n}", "slow" if n % 8 == 7 else "echo", [f"drain {n}"], 8.0)
+
+
+def test_faults_drain_rolling_restart_loses_nothing(fleet):
+    """Two workers and two gateways are restarted one by one, and every request is answered.
+
+    A client that tries the other gateway, when one refuses or no longer listens, sees no failure.
+    """
+
+    async def main():
+        load = Load(fleet, mixed, retry=True)
+        async with load:
+            for i in (0, 1):
+                await load.answers(20)
+                assert await asyncio.to_thread(fleet.end_worker, i, signal.SIGTERM) == 0
+                await load.answers(20)
+                await asyncio.to_thread(fleet.start_worker, i)
+                await load.answers(20)
+                assert await asyncio.to_thread(fleet.end_gateway, i, signal.SIGTERM) == 0
+                await load.answers(20)
+                await asyncio.to_thread(fleet.start_gateway, i)
+            await load.answers(20)
+        assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
+        refused = {v for v in load.ledger.counts() if v.startswith("refused")}
+        assert load.ledger.counts().keys() - refused <= {"answered", "unreachable", "unread"}, (
+            f"{load.ledger}"
+        )
+        asked = {row.ask.name for row in load.ledger.rows}
+        assert asked == {row.ask.name for row in load.ledger.of("answered")}
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def one(fleet, ask, gateway=0):
+    connection = await Connection.open(fleet.ports[gateway])
+    begun_s = time.monotonic()
+    reply = await asyncio.wait_for(connection.post("/v1/encode", ask.body, ask.headers), 10)
+    connection.close()
+    return *judge(ask, reply, time.monotonic() - begun_s), reply
+
+
+def test_faults_drain_gateway_stops_accepting_before_it_stops_answering(fleet):
+    """A request under way at SIGTERM is answered; a new connection is refused meanwhile."""
+
+    async def main():
+        await one(fleet, Ask("warm", "slow", ["warm"], 8.0))
+        open_ones = [
+            asyncio.create_task(one(fleet, Ask(f"open-{n}", "slow", [f"open {n}"], 8.0)))
+            for n in range(4)
+        ]
+        await asyncio.sleep(0.15)
+        fleet.gateways[0].process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.25)
+        with pytest.raises(OSError):  # noqa: PT011 - refused or reset
+            await one(fleet, Ask("late", "echo", ["late"], 8.0))
+        for verdict, detail, _ in await asyncio.gather(*open_ones):
+            assert verdict == "answered", f"{detail}\n{fleet.output}"
+        assert await asyncio.to_thread(fleet.end_gateway, 0, signal.SIGTERM) == 0
+        await asyncio.to_thread(fleet.start_gateway, 0)
+
+    asyncio.run(main())
+
+
+def test_faults_drain_worker_gives_back_what_it_cannot_finish(tmp_path):
+    """With no time to finish, a leaving worker hands its items to its successor at once."""
+    fleet = Fleet(
+        tmp_path,
+        *("--ack-wait-s", "30"),
+        worker_flags=("--drain-s", "0.1"),
+        models={"sleepy": "{sleep_s: 1.0}"},
+    )
+
+    async def main():
+        asks = [Ask(f"held-{n}", "sleepy", [f"held {n} " * 900], 20.0) for n in range(4)]
+        sent = [asyncio.create_task(one(fleet, ask)) for ask in asks]
+        await asyncio.sleep(0.5)
+        begun_s = time.monotonic()
+        assert await asyncio.to_thread(fleet.end_worker, 0, signal.SIGTERM) == 0
+        assert time.monotonic() - begun_s < 3
+        await asyncio.to_thread(fleet.start_worker, 0)
+        for verdict, detail, _ in await asyncio.gather(*sent):
+            assert verdict == "answered", f"{detail}\n{fleet.output}"
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 30))
+    finally:
+        fleet.close()
+
+
+def test_faults_drain_broker_that_is_told_to_stop_comes_back_with_all_work(fleet):
+    """SIGTERM of the broker under load: what it had taken is answered after its restart."""
+
+    async def main():
+        load = Load(fleet, mixed, retry=True)
+        async with load:
+            await load.answers(20)
+            fleet.nats.process.terminate()
+            await asyncio.to_thread(fleet.nats.process.wait)
+            await asyncio.to_thread(fleet.nats.start)
+            await load.answers(40)
+        assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
+        assert not load.ledger.of("failed:deadline"), str(load.ledger)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
