@@ -18,7 +18,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 	done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install check lint types test docs bench clean distclean
+.PHONY: help serve install check lint types test docs bench soak clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -50,6 +50,10 @@ docs: $(DEV) ## Write the generated pages of docs/
 
 bench: $(DEV) ## Every benchmark in its quick form
 	@set -e; for each in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$each"; $(BIN)/python $$each --quick; done
+
+soak: $(DEV) ## Memory, files and threads over many requests and loads (N=200000 LOADS=50)
+	SOAK_REQUESTS=$(or $(N),200000) SOAK_LOADS=$(or $(LOADS),50) \
+		$(BIN)/pytest tests/service/test_bounds_memory.py
 
 clean: ## Remove caches and what a run left behind
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .shoal
