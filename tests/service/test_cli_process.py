@@ -56,6 +56,17 @@ def test_cli_wrong_settings_are_one_message_and_exit_code_two(arguments, variabl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["gateway", "worker"])
+def test_cli_says_when_no_broker_answers(command, tmp_path):
+    """A broker that is not there is one line and exit code 1, not a wait without end."""
+    flags = ["--port", "0"] if command == "gateway" else []
+    done = shoal(command, *flags, "--nats-url", "nats://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no NATS server answers at nats://127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_cli_version_is_the_package_version():
     """`shoal version` prints what is installed."""
     assert shoal("version").stdout.startswith(f"shoal {__version__} (Python 3.")

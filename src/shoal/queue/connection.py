@@ -6,6 +6,7 @@ edge. Does not own streams or traffic.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -45,12 +46,15 @@ OnState = Callable[[], Awaitable[None]]
 async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_s: float) -> Link:
     """A connection that comes back by itself. Raises `QueueUnavailable` after `wait_s`."""
     link = Link()
+    last = ""
 
     async def lost() -> None:
         if not link.is_closed:
             log.warning("lost the connection to the queue; trying again")
 
     async def failed(error: Exception) -> None:
+        nonlocal last
+        last = str(error) or repr(error)
         log.debug("queue connection: %r", error)
 
     async def back() -> None:
@@ -58,23 +62,26 @@ async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_
         await on_reconnected()
 
     try:
-        await link.connect(
-            address.servers,
-            name=name,
-            token=address.token,
-            user_credentials=str(address.creds) if address.creds else None,
-            allow_reconnect=True,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.25,
-            connect_timeout=max(1, int(wait_s)),
-            ping_interval=5,
-            max_outstanding_pings=2,
-            pending_size=PENDING_BYTES,
-            skip_subject_validation=True,  # every subject is made by `Topology`
-            disconnected_cb=lost,
-            reconnected_cb=back,
-            error_cb=failed,
-        )
+        async with asyncio.timeout(wait_s):  # the library itself would try for ever
+            await link.connect(
+                address.servers,
+                name=name,
+                token=address.token,
+                user_credentials=str(address.creds) if address.creds else None,
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                connect_timeout=max(1, int(wait_s)),
+                ping_interval=5,
+                max_outstanding_pings=2,
+                pending_size=PENDING_BYTES,
+                skip_subject_validation=True,  # every subject is made by `Topology`
+                disconnected_cb=lost,
+                reconnected_cb=back,
+                error_cb=failed,
+            )
     except (NatsError, NoServersError, OSError, TimeoutError) as error:
-        raise QueueUnavailable(f"no NATS server answers at {address.url}: {error}") from error
+        await link.close()
+        why = last or f"within {wait_s:.0f} s" if isinstance(error, TimeoutError) else error
+        raise QueueUnavailable(f"no NATS server answers at {address.url}: {why}") from error
     return link
