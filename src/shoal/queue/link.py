@@ -59,6 +59,16 @@ class Link(Client):  # type: ignore[misc]
         self._handlers[b"%d" % (self._sid + 1)] = on_message
         return await self.subscribe(subject, cb=late)
 
+    async def close(self) -> None:
+        """Leaves. What was kept for a connection that is away is dropped with it.
+
+        nats-py would write it to the closed transport, where uvloop raises.
+        """
+        if not self.is_connected:
+            self._pending.clear()
+            self._pending_data_size = 0
+        await super().close()
+
     def send(self, subject: bytes, data: bytes, reply: bytes = b"", headers: bytes = b"") -> None:
         """Puts a message on its way; it leaves when this turn of the event loop ends.
 
