@@ -18,7 +18,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 	done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install check lint types test docs bench soak clean distclean
+.PHONY: help serve install check lint types test chaos docs bench soak clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -44,6 +44,9 @@ types: $(DEV) ## Type check
 
 test: $(DEV) ## All tests (ARGS="tests/unit -k catalog")
 	$(BIN)/pytest $(ARGS)
+
+chaos: $(DEV) ## Break everything under load and account for every request (SEED=x CHAOS_S=120 STORAGE=file|memory)
+	$(BIN)/python -m tests.chaos
 
 docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs

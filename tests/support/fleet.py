@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from tests.conftest import NatsServer
 from tests.support.ports import free_port
 from tests.support.shoal_process import NULL_ENTRY, ShoalProcess
 
+START_S = 30.0
 MODELS = {"echo": "{}", "slow": "{sleep_s: 0.3}"}
 
 
@@ -19,7 +21,8 @@ class Fleet:
     """Real processes on one broker. A gateway keeps its port over restarts.
 
     models: options of null models by id. url: of a broker that somebody else runs; without it the
-    fleet has a nats-server of its own. epochs: how often each gateway was told or made to go.
+    fleet has a nats-server of its own. epochs: how often each gateway was told or
+    made to go. late_s: for how long each was stopped, in all.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Fleet:
         self._old: list[ShoalProcess] = []
         self.ports = [free_port() for _ in range(gateways)]
         self.epochs = [0] * gateways
+        self.late_s = [0.0] * gateways
         self.workers = [self._worker(i) for i in range(workers)]
         self.gateways = [self._gateway(i) for i in range(gateways)]
         try:
@@ -83,8 +87,7 @@ class Fleet:
 
     def start_worker(self, i: int) -> None:
         """Starts a worker in place of one that has ended, and waits until it serves."""
-        self.workers[i] = self._worker(i)
-        self.workers[i].wait_for("ready in")
+        self._start(self.workers, i, self._worker, "ready in")
 
     def end_gateway(self, i: int, number: signal.Signals = signal.SIGKILL) -> int:
         """Signals a gateway and waits for its end; returns its exit status."""
@@ -95,8 +98,28 @@ class Fleet:
 
     def start_gateway(self, i: int) -> None:
         """Starts a gateway on the port of one that has ended, and waits until it listens."""
-        self.gateways[i] = self._gateway(i)
-        self.gateways[i].wait_for("gateway listens on")
+        self._start(self.gateways, i, self._gateway, "gateway listens on")
+
+    def _start(
+        self,
+        group: list[ShoalProcess],
+        i: int,
+        make: Callable[[int], ShoalProcess],
+        mark: str,
+    ) -> None:
+        """Starts a process, again and again while it leaves because the broker is away."""
+        give_up = time.monotonic() + START_S
+        while True:
+            group[i] = make(i)
+            try:
+                group[i].wait_for(mark)
+            except AssertionError:
+                if group[i].process.poll() != 1 or time.monotonic() > give_up:
+                    raise
+                group[i].ended(5)
+                self._old.append(group[i])
+            else:
+                return
 
     @property
     def output(self) -> str:
@@ -104,6 +127,15 @@ class Fleet:
         alive = [*self.workers, *self.gateways]
         every = [*(p for p in self._old if p not in alive), *alive]
         return "\n".join(f"--- {p.process.args}\n{''.join(p.lines[-40:])}" for p in every)
+
+    def tracebacks(self) -> list[str]:
+        """The tracebacks that any process has printed."""
+        found = []
+        for process in {id(p): p for p in (*self._old, *self.workers, *self.gateways)}.values():
+            lines = list(process.lines)
+            starts = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
+            found += ["".join(lines[max(0, i - 1) : i + 40]) for i in starts]
+        return found
 
     def close(self) -> None:
         """Ends everything that still runs."""

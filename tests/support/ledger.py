@@ -35,7 +35,7 @@ FAULTS = ("lost", "crossed", "duplicate", "unclear")
 class Ask:
     """One request. expects: the code that its contents deserve, None for an answer.
 
-    dim: the length of the model's vectors.
+    dim: the length of the model's vectors. manner: how the caller behaves, for those who send it.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Ask:
     lane: str = "interactive"
     expects: str | None = None
     dim: int = DIM
+    manner: str = "plain"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -79,7 +80,9 @@ def judge(ask: Ask, reply: Reply, took_s: float) -> tuple[str, str]:
     answered, refused:CODE, failed:CODE (clearly); crossed (another's contents), unclear (an error
     that says nothing true).
     """
-    if reply.headers.get("x-request-id") != ask.name:
+    if "x-request-id" not in reply.headers:
+        return "unclear", f"{reply.status} without a request id: {reply.body[:200]!r}"
+    if reply.headers["x-request-id"] != ask.name:
         return "crossed", f"the answer is for {reply.headers.get('x-request-id')}"
     if reply.status == 200:
         return _checked(ask, reply)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from tests.support.connection import Connection, Severed
+from tests.support.connection import Connection, Reply, Severed
 from tests.support.fleet import Fleet
 from tests.support.ledger import Ask, Ledger, Row, judge
 
@@ -98,8 +98,7 @@ class Load:
         try:
             if fresh:
                 connection = open_to[gateway] = await Connection.open(self.fleet.ports[gateway])
-            async with asyncio.timeout(ask.deadline_s + self.grace_s):
-                reply = await connection.post("/v1/encode", ask.body, ask.headers)
+            reply = await self._in_time(connection, ask, gateway)
         except Severed as error:
             row.took_s = time.monotonic() - begun_s
             row.verdict, row.detail = "severed", str(error)
@@ -115,5 +114,29 @@ class Load:
             row.verdict, row.detail = "unreachable", str(error)
         else:
             row.took_s = time.monotonic() - begun_s
-            row.verdict, row.detail = judge(ask, reply, row.took_s)
+            verdict = ("left", "") if reply is None else judge(ask, reply, row.took_s)
+            row.verdict, row.detail = verdict
         return row
+
+    async def _in_time(self, connection: Connection, ask: Ask, gateway: int) -> Reply | None:
+        """What `send` gives. Raises TimeoutError at the deadline and the grace.
+
+        A gateway that was stopped meanwhile may be late by as long.
+        """
+        late_s = self.fleet.late_s[gateway]
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(ask.deadline_s + self.grace_s) as limit:
+            sending = asyncio.ensure_future(self.send(connection, ask))
+            try:
+                while not sending.done():
+                    await asyncio.wait([sending], timeout=0.25)
+                    if (more_s := self.fleet.late_s[gateway] - late_s) > 0:
+                        late_s += more_s
+                        limit.reschedule((limit.when() or loop.time()) + more_s)
+                return sending.result()
+            finally:
+                sending.cancel()
+
+    async def send(self, connection: Connection, ask: Ask) -> Reply | None:
+        """The answer to a request; None to a caller who does not wait for it."""
+        return await connection.post("/v1/encode", ask.body, ask.headers)

@@ -24,11 +24,20 @@ ITEMS_PER_MESSAGE = 4096
 
 
 class Recall:
-    """Asks for what `waiting` names, soon after there was a reason to."""
+    """Asks for what `waiting` names, `gather_s` after there was a reason to."""
 
-    def __init__(self, queue: Queue, waiting: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        waiting: Callable[[], Sequence[str]],
+        *,
+        gather_s: float = GATHER_S,
+        max_items: int = ITEMS_PER_MESSAGE,
+    ) -> None:
         self._queue = queue
         self._waiting = waiting
+        self._gather_s = gather_s
+        self._max_items = max_items
         self._due: asyncio.Task[None] | None = None
 
     def on_back(self, _: bytes) -> None:
@@ -41,11 +50,11 @@ class Recall:
         self.on_back(b"")
 
     async def _ask(self) -> None:
-        await asyncio.sleep(GATHER_S)
+        await asyncio.sleep(self._gather_s)
         items = self._waiting()
         try:
-            for at in range(0, len(items), ITEMS_PER_MESSAGE):
-                some = list(items[at : at + ITEMS_PER_MESSAGE])
+            for at in range(0, len(items), self._max_items):
+                some = list(items[at : at + self._max_items])
                 await self._queue.tell("missing", encode(Missing(self._queue.inbox, some)))
         except QueueUnavailable as error:
             log.debug("asking again: %s", error)
