@@ -60,6 +60,10 @@ class QueueSettings:
     max_queued_per_model: Annotated[
         Count, Meta(description="Items that may wait per model and lane; one more is 429.")
     ] = 20_000
+    max_queued_bytes: Annotated[
+        Count,
+        Meta(description="Bytes that the queue of all models may hold; one item more is 429."),
+    ] = 512 * 1024 * 1024
     ack_wait_s: Annotated[
         Seconds, Meta(description="Time after which a vanished worker's items come back.")
     ] = 5.0
@@ -106,6 +110,9 @@ class GatewaySettings(QueueSettings):
     max_open_requests: Annotated[
         Count, Meta(description="Requests that are answered at the same time; one more is 429.")
     ] = 10_000
+    max_open_bytes: Annotated[
+        Count, Meta(description="Bytes of the bodies of those requests together; more is 429.")
+    ] = 1024 * 1024 * 1024
     max_inputs: Annotated[Count, Meta(description="Inputs that one request may carry.")] = 2048
     max_input_chars: Annotated[Count, Meta(description="Characters that one input may have.")] = (
         65_536

@@ -75,7 +75,9 @@ class App:
         lanes = parse_lanes(settings.lanes)
         self._lanes = tuple(rule.name for rule in lanes)
         self._pages = Pages(catalog, submits, registry, lanes)
-        self._attendant = Attendant(settings.body_timeout_s, settings.max_open_requests)
+        self._attendant = Attendant(
+            settings.body_timeout_s, settings.max_open_requests, settings.max_open_bytes
+        )
         self._routes: dict[str, TaskRoute | PageRoute] = {task.path: task for task in TASKS}
         self._routes |= {page.path: page for page in PAGES if page is not MODEL}
 
@@ -166,7 +168,7 @@ class App:
         if self._attendant.overfull:
             raise QueueFull(f"{self._settings.max_open_requests} requests are being answered")
         form = sent_form(visit.headers.get(b"content-type"))
-        body = await visit.body(self._settings.max_body_bytes)
+        body = await visit.body(self._settings.max_body_bytes, self._attendant)
         request = route.reader.read(body, form)
         job = route.job(request, self._ask(visit))
         key = visit.headers.get(b"idempotency-key")

@@ -108,6 +108,7 @@ class BacklogBook:
             for lane, models in said.tokens.items()
             if lane in self._lanes
             for model, n in models.items()
+            if n > 0
         }
         self._forget(said.gateway)
         if len(self._others) >= MAX_GATEWAYS:

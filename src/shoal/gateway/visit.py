@@ -19,6 +19,7 @@ from shoal import clock
 from shoal.errors import (
     ClientGone,
     PayloadTooLarge,
+    QueueFull,
     RequestTimeout,
     ShoalError,
     UnsupportedMedia,
@@ -96,11 +97,12 @@ class Visit:
         self.timer: asyncio.TimerHandle | None = None
         self.watcher: asyncio.Task[None] | None = None
 
-    async def body(self, max_bytes: int) -> bytes:
+    async def body(self, max_bytes: int, attendant: Attendant) -> bytes:
         """The whole body.
 
         Raises `PayloadTooLarge` as soon as it is known to be over the limit, `UnsupportedMedia`
-        where it is compressed, `ClientGone` where it ends early.
+        where it is compressed, `ClientGone` where it ends early, `QueueFull` where all bodies
+        together are more than may be in hand.
         """
         encoding = self.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() != b"identity":
@@ -114,6 +116,7 @@ class Visit:
         body = None if self.short_way is None else self.short_way.body()
         if body is not None:
             self.in_bytes = len(body)
+            attendant.take(self.in_bytes)
             if self.in_bytes > max_bytes:
                 raise _too_large(max_bytes)
             self.body_read = True
@@ -127,6 +130,7 @@ class Visit:
             parts.append(message["body"])
             more = message["more_body"]
             self.in_bytes += len(parts[-1])
+            attendant.take(len(parts[-1]))
             if self.in_bytes > max_bytes:
                 raise _too_large(max_bytes)
         self.body_read = True
@@ -173,11 +177,14 @@ class Attendant:
     """Counts the open visits, and limits the time of bodies that take longer than `GRACE_S`.
 
     max_visits bounds the open ones; the caller asks `overfull` once it has entered another.
+    max_bytes bounds their bodies, all together.
     """
 
-    def __init__(self, body_timeout_s: float, max_visits: int) -> None:
+    def __init__(self, body_timeout_s: float, max_visits: int, max_bytes: int) -> None:
         self._body_timeout_s = body_timeout_s
         self._max_visits = max_visits
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
         # In the order of their start, so that a round looks only at those that are due.
         self._fresh: dict[Visit, None] = {}
         self.n_open = 0
@@ -197,6 +204,13 @@ class Attendant:
         """Forgets a visit; called once for each."""
         self._fresh.pop(visit, None)
         self.n_open -= 1
+        self._n_bytes -= visit.in_bytes
+
+    def take(self, n_bytes: int) -> None:
+        """Counts a part of a body until its visit ends. Raises `QueueFull`."""
+        self._n_bytes += n_bytes
+        if self._n_bytes > self._max_bytes:
+            raise QueueFull(f"requests of {self._max_bytes} bytes are being answered")
 
     async def run(self) -> None:
         """Looks after the visits until it is cancelled."""

@@ -196,6 +196,7 @@ class QueueLimits:
     """
 
     max_queued_per_line: int = 20_000
+    max_queued_bytes: int = 512 * 1024**2
     ack_wait_s: float = 10.0
     max_held_per_line: int = 4_096
     max_waiting_pulls: int = 512

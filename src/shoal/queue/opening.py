@@ -62,7 +62,11 @@ async def find_queue(settings: QueueSettings, *, name: str, wait_s: float = 5.0)
     finally:
         await client.close()
     bound = found.max_msgs_per_subject or topology.limits.max_queued_per_line
-    limits = replace(topology.limits, max_queued_per_line=bound)
+    limits = replace(
+        topology.limits,
+        max_queued_per_line=bound,
+        max_queued_bytes=found.max_bytes or topology.limits.max_queued_bytes,
+    )
     return await JetStreamQueue.open(address, replace(topology, limits=limits), name=name)
 
 
@@ -74,7 +78,9 @@ def _address(settings: QueueSettings) -> Address:
 
 def _topology(settings: QueueSettings) -> Topology:
     limits = QueueLimits(
-        max_queued_per_line=settings.max_queued_per_model, ack_wait_s=settings.ack_wait_s
+        max_queued_per_line=settings.max_queued_per_model,
+        max_queued_bytes=settings.max_queued_bytes,
+        ack_wait_s=settings.ack_wait_s,
     )
     lanes = tuple(rule.name for rule in parse_lanes(settings.lanes))
     return Topology(settings.pool, settings.storage, settings.replicas, limits, lanes)

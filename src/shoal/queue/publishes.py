@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 NO_RESPONDERS = b"NATS/1.0 503"
 _LINE_IS_FULL = 10077  # "maximum messages per subject exceeded"
 _AGAIN_S = 2.0
+MAX_UNCONFIRMED = 65_536
 _HEADERS = b"NATS/1.0\r\nNats-Msg-Id:%b\r\nNats-TTL:%ds\r\n\r\n"
 
 
@@ -44,7 +45,15 @@ class _Publish:
 class Publishes:
     """Publishes through `link`; acks come to `inbox` with a number behind it (see `on_ack`)."""
 
-    def __init__(self, link: Link, inbox: bytes, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        link: Link,
+        inbox: bytes,
+        *,
+        timeout_s: float,
+        max_unconfirmed: int = MAX_UNCONFIRMED,
+    ) -> None:
+        self._max_unconfirmed = max_unconfirmed
         self._link = link
         self._inbox = inbox
         self._timeout_s = timeout_s
@@ -57,9 +66,11 @@ class Publishes:
     def send(
         self, subject: bytes, data: bytes, *, item_id: str, ttl_s: float, on_refused: OnRefused
     ) -> None:
-        """Sends an item. Raises `QueueUnavailable` when that is known to fail."""
+        """Sends an item. Raises `QueueUnavailable` or `QueueFull` when that is known to fail."""
         if not self._link.is_connected:
             raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
+        if len(self._unconfirmed) >= self._max_unconfirmed:
+            raise QueueFull("the queue is behind with confirming items", retry_after_s=1.0)
         self._number += 1
         reply, now_s = b"%b%d" % (self._inbox, self._number), monotonic()
         headers = _HEADERS % (item_id.encode(), max(1, int(ttl_s) + 1))

@@ -62,6 +62,7 @@ class EmbeddedServer:
             "ports_file_dir": str(self.folder.resolve()),
             "logfile": str((self.folder / "nats.log").resolve()),
             "logfile_size_limit": 16 * 1024 * 1024,
+            "logfile_max_num": 4,
         }
         self._config_file.touch(mode=0o600)
         self._config_file.write_text(json.dumps(config, indent=2))

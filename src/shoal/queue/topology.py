@@ -26,7 +26,7 @@ from nats.js.errors import NotFoundError
 from shoal.core.types import Lane
 from shoal.queue.interface import Control, QueueLimits
 
-_MUTABLE = ("subjects", "max_msgs_per_subject", "duplicate_window", "allow_msg_ttl")
+_MUTABLE = ("subjects", "max_msgs_per_subject", "max_bytes", "duplicate_window", "allow_msg_ttl")
 _UNSAFE = re.compile(r"[^a-z0-9_-]")
 
 
@@ -97,6 +97,7 @@ class Topology:
             discard=DiscardPolicy.NEW,
             discard_new_per_subject=True,
             max_msgs_per_subject=self.limits.max_queued_per_line,
+            max_bytes=self.limits.max_queued_bytes,
             storage=StorageType(self.storage),
             num_replicas=self.replicas,
             duplicate_window=self.limits.duplicate_window_s,

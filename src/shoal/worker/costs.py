@@ -20,6 +20,7 @@ from shoal.core.types import Batch
 
 log = logging.getLogger(__name__)
 
+MAX_KEPT = 1_000
 _SMOOTHING = 0.05
 _FULL_BATCH_S = 0.1
 _TYPICAL_TOKENS = 64
@@ -118,7 +119,11 @@ class CostBook:
 
     def save(self) -> None:
         """Writes the file in one piece."""
-        self._kept |= {key: model.state() for key, model in self._models.items()}
+        for key, model in self._models.items():
+            self._kept.pop(key, None)  # what is in use goes to the end: the oldest is the first
+            self._kept[key] = model.state()
+        for key in list(self._kept)[:-MAX_KEPT]:
+            del self._kept[key]
         part = self._file.with_suffix(f".{os.getpid()}.part")
         try:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept), indent=1))

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 MAX_OUTCOMES = 16_384
 MAX_BYTES = 32 * 1024 * 1024
+MAX_REQUESTS = 256
 
 
 class SentOutcomes:
@@ -51,7 +52,9 @@ class SentOutcomes:
         except UnreadableMessage as error:
             log.debug("missing: %s", error)
             return
-        if any(item in self._outcomes for item in missing.items):
+        if len(self._tasks) >= MAX_REQUESTS:
+            log.warning("too many gateways ask for lost outcomes at once; one is passed over")
+        elif any(item in self._outcomes for item in missing.items):
             task = asyncio.create_task(self._send(missing), name="send outcomes again")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

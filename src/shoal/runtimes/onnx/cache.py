@@ -10,9 +10,11 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _CHECKSUM_BYTES = 32
+MAX_GRAPHS = 256
 
 
 def cached(folder: Path, kind: str, depends_on: str, build: Callable[[], bytes]) -> bytes:
@@ -35,7 +37,18 @@ def _read(path: Path) -> bytes | None:
     except OSError:
         return None
     checksum, graph = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
-    return graph if hashlib.sha256(graph).digest() == checksum else None
+    if hashlib.sha256(graph).digest() != checksum:
+        return None
+    with suppress(OSError):
+        os.utime(path)  # so that what is used is not the oldest
+    return graph
+
+
+def _forget_old(folder: Path) -> None:
+    """Removes the graphs that were used longest ago, past `MAX_GRAPHS`."""
+    graphs = sorted(folder.glob("*.graph"), key=lambda path: path.stat().st_mtime)
+    for path in graphs[:-MAX_GRAPHS]:
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, graph: bytes) -> None:
@@ -47,6 +60,7 @@ def _write(path: Path, graph: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(graph).digest() + graph)
         Path(beside).replace(path)
+        _forget_old(path.parent)
     except OSError:
         # A cache that cannot be written costs time at the next load, nothing else.
         if beside:
