@@ -22,6 +22,7 @@
     │   ├── ModelLoading           503
     │   ├── NoWorker               503  no worker can run this model
     │   ├── DeadlineExceeded       504
+    │   ├── ShuttingDown           503  the gateway had to leave before the answer was there
     │   └── Unreachable            503  (in clients) no server answers at the address
     ├── RuntimeFault           a model or its runtime failed on work that was well formed
     │   ├── RuntimeUnavailable     503  the runtime's library is not installed, or it does not start
@@ -208,6 +209,12 @@ class DeadlineExceeded(CapacityError):
 
     code = "deadline_exceeded"
     http_status = 504
+
+
+class ShuttingDown(CapacityError):
+    """The gateway had to leave before the answer was there."""
+
+    code = "shutting_down"
 
 
 class Unreachable(CapacityError):

@@ -16,11 +16,13 @@ from tests.support.load import Load
 pytestmark = pytest.mark.slow
 
 
+# An item that a leaving worker did not give back would wait a whole ack_wait: seen as 504.
+FLAGS = ("--ack-wait-s", "30")
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    # An item that a leaving worker did not give back would wait a whole ack_wait: seen as 504.
-    folder = tmp_path_factory.mktemp("fleet")
-    fleet = Fleet(folder, "--ack-wait-s", "30", gateways=2, workers=2)
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), *FLAGS, gateways=2, workers=2)
     yield fleet
     fleet.close()
 
@@ -90,14 +92,30 @@ def test_faults_drain_gateway_stops_accepting_before_it_stops_answering(fleet):
     asyncio.run(main())
 
 
+def test_faults_drain_gateway_that_must_leave_says_so(tmp_path):
+    """A request that outlasts the time for leaving gets a clear 503, and no bare 500."""
+    models = {"sleepy": "{sleep_s: 3.0}"}
+    fleet = Fleet(tmp_path, *FLAGS, models=models, shutdown_s=1.0)
+
+    async def main():
+        sent = asyncio.create_task(one(fleet, Ask("long", "sleepy", ["long"], 20.0)))
+        await asyncio.sleep(0.5)
+        assert await asyncio.to_thread(fleet.end_gateway, 0, signal.SIGTERM) == 0
+        verdict, detail, reply = await sent
+        assert verdict == "failed:shutting_down", detail
+        assert reply.headers["retry-after"] == "1"
+        assert not fleet.tracebacks()
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 30))
+    finally:
+        fleet.close()
+
+
 def test_faults_drain_worker_gives_back_what_it_cannot_finish(tmp_path):
     """With no time to finish, a leaving worker hands its items to its successor at once."""
-    fleet = Fleet(
-        tmp_path,
-        *("--ack-wait-s", "30"),
-        worker_flags=("--drain-s", "0.1"),
-        models={"sleepy": "{sleep_s: 1.0}"},
-    )
+    models = {"sleepy": "{sleep_s: 1.0}"}
+    fleet = Fleet(tmp_path, *FLAGS, models=models, worker_flags=("--drain-s", "0.1"))
 
     async def main():
         asks = [Ask(f"held-{n}", "sleepy", [f"held {n} " * 900], 20.0) for n in range(4)]

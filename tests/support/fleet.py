@@ -35,6 +35,7 @@ class Fleet:
         url: str | None = None,
         token: str = "test-token",  # noqa: S107
         worker_flags: tuple[str, ...] = (),
+        shutdown_s: float = 10.0,
     ) -> None:
         catalog = folder / "catalog"
         catalog.mkdir(parents=True)
@@ -46,6 +47,7 @@ class Fleet:
         self._shared = ("--nats-url", address, "--catalog", str(catalog), *flags)
         self._token = token
         self._worker_flags = worker_flags
+        self._shutdown_s = shutdown_s
         self._old: list[ShoalProcess] = []
         self.ports = [free_port() for _ in range(gateways)]
         self.epochs = [0] * gateways
@@ -62,7 +64,7 @@ class Fleet:
             raise
 
     def _gateway(self, i: int) -> ShoalProcess:
-        flags = ("--port", str(self.ports[i]), "--shutdown-s", "10")
+        flags = ("--port", str(self.ports[i]), "--shutdown-s", str(self._shutdown_s))
         return ShoalProcess("gateway", *self._shared, *flags, SHOAL_NATS_TOKEN=self._token)
 
     def _worker(self, i: int) -> ShoalProcess:

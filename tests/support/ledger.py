@@ -25,6 +25,7 @@ FAILURES = {
     "queue_unavailable": 503,
     "deadline_exceeded": 504,
     "model_loading": 503,
+    "shutting_down": 503,
     "runtime_crashed": 503,
     "runtime_unavailable": 503,
 }

@@ -30,6 +30,7 @@ from shoal.errors import (
     QueueFull,
     QueueUnavailable,
     ShoalError,
+    ShuttingDown,
 )
 from shoal.gateway.ask import Ask, ask, request_id
 from shoal.gateway.failures import Shape, error_body, error_headers
@@ -120,11 +121,14 @@ class App:
         except ShoalError as error:
             response = self._failed(error, visit, route, path)
         except asyncio.CancelledError:
-            if visit.over is None or visit.task is None:
+            over = visit.over
+            if over is None and self.draining:  # the server's time for open requests is over
+                over = ShuttingDown("the gateway is shutting down; another may answer")
+            if over is None or visit.task is None:
                 raise
             visit.task.uncancel()
-            gone = isinstance(visit.over, ClientGone)
-            response = None if gone else self._failed(visit.over, visit, route, path)
+            gone = isinstance(over, ClientGone)
+            response = None if gone else self._failed(over, visit, route, path)
         except Exception:  # task root: one request
             log.exception("request %s to %r failed", visit.id, path[:128])
             bug = Bug(f"internal error; the log has it under request id {visit.id}")
