@@ -114,11 +114,11 @@ def test_faults_drain_gateway_that_must_leave_says_so(tmp_path):
 
 def test_faults_drain_worker_gives_back_what_it_cannot_finish(tmp_path):
     """With no time to finish, a leaving worker hands its items to its successor at once."""
-    models = {"sleepy": "{sleep_s: 1.0}"}
+    models = {"sleepy": "{sleep_s: 0.7}"}
     fleet = Fleet(tmp_path, *FLAGS, models=models, worker_flags=("--drain-s", "0.1"))
 
     async def main():
-        asks = [Ask(f"held-{n}", "sleepy", [f"held {n} " * 900], 20.0) for n in range(4)]
+        asks = [Ask(f"held-{n}", "sleepy", [f"held {n} " * 900], 20.0) for n in range(3)]
         sent = [asyncio.create_task(one(fleet, ask)) for ask in asks]
         await asyncio.sleep(0.5)
         begun_s = time.monotonic()
