@@ -1,0 +1,153 @@
+"""Every bound at the broker, reached: refusals where work would be lost, else the oldest goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import time
+import uuid
+
+import pytest
+
+from shoal.errors import QueueFull, QueueUnavailable
+from shoal.queue.connection import connect
+from shoal.queue.interface import QueueLimits
+from shoal.queue.jetstream import JetStreamQueue
+from shoal.queue.publishes import Publishes
+from shoal.queue.server import EmbeddedServer
+from shoal.queue.topology import Topology
+from tests.conftest import run, until
+
+
+async def opened(nats_server, **limits):
+    """A queue of a pool of its own, with one line."""
+    topology = Topology(f"b{uuid.uuid4().hex[:8]}", "file", 1, QueueLimits(**limits), ("bulk",))
+    queue = await JetStreamQueue.open(nats_server.address, topology, name="test")
+    await queue.ensure_lines(["m"])
+    return queue
+
+
+async def submit(queue, data, refused):
+    await queue.submit(
+        "m", "bulk", data, item_id=uuid.uuid4().hex, ttl_s=30, on_refused=refused.append
+    )
+
+
+def test_bounds_bytes_queued(nats_server):
+    """Items over the bytes that the queue may hold are QueueFull; an ack makes room."""
+
+    async def main():
+        queue, refused, got = await opened(nats_server, max_queued_bytes=500_000), [], []
+        for _ in range(8):
+            await submit(queue, b"x" * 100_000, refused)
+        await until(lambda: len(refused) >= 4)
+        assert {type(error) for error in refused} == {QueueFull}
+        n = len(refused)
+        await queue.pull(
+            "m", "bulk", max_items=1, expires_s=5, on_delivery=got.append, on_end=lambda: None
+        )
+        await until(lambda: got)
+        await got[0].ack()
+        await asyncio.sleep(0.2)
+        await submit(queue, b"x" * 100_000, refused)
+        await asyncio.sleep(0.2)
+        assert len(refused) == n
+        await queue.close()
+
+    run(main())
+
+
+def test_bounds_items_held_by_workers(nats_server):
+    """Workers together hold so many items of a line unacked, and no more until they ack."""
+
+    async def main():
+        queue, got = await opened(nats_server, max_held_per_line=3), []
+        for _ in range(5):
+            await submit(queue, b"x", [])
+        await queue.pull(
+            "m", "bulk", max_items=5, expires_s=8, on_delivery=got.append, on_end=lambda: None
+        )
+        await until(lambda: len(got) == 3)
+        await asyncio.sleep(0.2)
+        assert len(got) == 3
+        for delivery in got[:3]:
+            await delivery.ack()
+        await until(lambda: len(got) == 5)
+        await queue.close()
+
+    run(main())
+
+
+def test_bounds_payload_store(nats_server):
+    """A payload store that is full refuses, and takes again once something is deleted."""
+
+    async def main():
+        queue = await opened(nats_server, payload_max_bytes=1_000_000)
+        first = await queue.payloads.put(b"x" * 400_000)
+        await queue.payloads.put(b"y" * 400_000)
+        with pytest.raises(QueueUnavailable):
+            await queue.payloads.put(b"z" * 400_000)
+        await queue.payloads.delete(first)
+        again = await queue.payloads.put(b"z" * 400_000)
+        assert await queue.payloads.get(again) == b"z" * 400_000
+        await queue.close()
+
+    run(main())
+
+
+def test_bounds_items_unconfirmed(nats_server):
+    """Items that the broker has not confirmed are bounded: one more is QueueFull, until it does."""
+
+    async def main():
+        async def nothing() -> None:
+            """Nothing is to be done after a reconnection."""
+
+        link = await connect(nats_server.address, name="t", on_reconnected=nothing, wait_s=5)
+        publishes = Publishes(link, b"_INBOX.bounds.", timeout_s=5, max_unconfirmed=3)
+        refused = []
+
+        def send():
+            publishes.send(
+                b"shoal.nobody.listens", b"x", item_id="i", ttl_s=5, on_refused=refused.append
+            )
+
+        await link.listen("_INBOX.bounds.*", publishes.on_ack)
+        await link.flush()
+        for _ in range(3):
+            send()
+        with pytest.raises(QueueFull):
+            send()
+        await until(lambda: len(refused) == 3)  # the broker's word that nobody listens
+        send()
+        await link.close()
+
+    run(main())
+
+
+def test_bounds_log_of_the_broker(tmp_path):
+    """The embedded broker keeps a few log files of bounded size, however much it says."""
+    server = EmbeddedServer(tmp_path, "token")
+    command = server.command()
+    file = tmp_path / "nats.conf"
+    config = json.loads(file.read_text())
+    most = config["logfile_max_num"]
+    config |= {"logfile_size_limit": 4_000, "debug": True, "trace": True}
+    file.write_text(json.dumps(config))
+    process = subprocess.Popen(command)
+    try:
+        give_up = time.monotonic() + 20
+        while (address := server.address()) is None:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        port = int(address.url.rpartition(":")[2])
+        for _ in range(150):
+            with socket.create_connection(("127.0.0.1", port)) as peer:
+                peer.recv(2000)
+                peer.sendall(b"PING\r\n" * 10)
+        names = [path.name for path in tmp_path.iterdir() if path.name.startswith("nats.log")]
+        assert 2 <= len(names) <= most + 1
+    finally:
+        process.kill()
+        process.wait()
