@@ -174,11 +174,13 @@ class Held:
         )
         await self._queue.dead.bury(letter)
 
-    async def drop(self, item_id: str) -> None:
-        """Ends an item that nobody waits for any more."""
-        item = self._take(item_id)
-        if item is not None:
-            await item.delivery.ack()
+    def has(self, item: HeldItem) -> bool:
+        """Whether this very delivery is in hand."""
+        return self._items.get(item.envelope.item) is item
+
+    def forget(self, item_id: str) -> None:
+        """Lets go of an item that nobody waits for any more; the caller acks it."""
+        self._take(item_id)
 
     async def give_back_all(self) -> None:
         """Gives everything back to the queue (at the end of a drain)."""

@@ -195,7 +195,7 @@ class Intake:
         line = self._lines[(entry.id, envelope.lane)]
         tokens = sum(made.lengths) if isinstance(made, RunItem) else 0
         line.on_prepared(tokens)
-        if envelope.item not in self._held:  # cancelled meanwhile
+        if not self._held.has(item):  # cancelled meanwhile, and perhaps delivered anew
             return
         if not isinstance(made, RunItem):
             await self._held.fail(envelope.item, made)
@@ -234,7 +234,9 @@ class Intake:
         for item_id in self._held.of_request(request):
             item = self._held[item_id]
             if item.run_item is None or self._dispatch.remove([item_id]):
-                self._spawn(self._held.drop(item_id), "cancel")
+                # Now, and not in a task: an item that has just been prepared must not be placed.
+                self._held.forget(item_id)
+                self._spawn(item.delivery.ack(), "cancel")
 
     async def stop(self) -> None:
         """Stops pulling; what is here goes on."""
