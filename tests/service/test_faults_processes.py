@@ -54,6 +54,22 @@ def test_faults_processes_runtime_is_killed(fleet):
     assert len(ledger.of("answered")) == len(ledger.rows), str(ledger)
 
 
+def test_faults_processes_runtime_is_killed_as_it_starts(fleet):
+    """A model whose process dies while it loads is tried again at once, and not given up."""
+
+    async def break_it(load):
+        fleet.end_worker(1)
+        fleet.kill_runtime(0)
+        for _ in range(2):
+            await until(lambda: fleet.runtimes(0), 10)
+            fleet.kill_runtime(0)
+        await load.answers(20)
+        await asyncio.to_thread(fleet.start_worker, 1)
+
+    ledger = under_load(fleet, break_it)
+    assert len(ledger.of("answered")) == len(ledger.rows), str(ledger)
+
+
 def test_faults_processes_worker_is_killed(fleet):
     """What a killed worker held comes to the other within seconds: every request is answered."""
 

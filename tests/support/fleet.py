@@ -73,8 +73,13 @@ class Fleet:
         return ShoalProcess("worker", *self._shared, *flags, *cache, SHOAL_NATS_TOKEN=self._token)
 
     def runtimes(self, worker: int = 0) -> list[psutil.Process]:
-        """The runtime processes of a worker."""
-        return self.workers[worker].children("shoal.runtimes.host")
+        """The runtime processes of a worker that live."""
+        while True:
+            try:
+                found = self.workers[worker].children("shoal.runtimes.host")
+                return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
+            except psutil.NoSuchProcess:  # one ended while we looked
+                continue
 
     def kill_runtime(self, worker: int = 0) -> None:
         """SIGKILL; the worker starts another."""
