@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import time
 import uuid
 
+import psutil
 import pytest
 
 from shoal.errors import QueueFull, QueueUnavailable
-from shoal.queue.connection import connect
+from shoal.queue.connection import PENDING_BYTES, connect
 from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
-from shoal.queue.publishes import Publishes
+from shoal.queue.publishes import MAX_UNCONFIRMED_BYTES, Publishes
 from shoal.queue.server import EmbeddedServer
 from shoal.queue.topology import Topology
-from tests.conftest import run, until
+from tests.conftest import NatsServer, run, until
 
 
 async def opened(nats_server, **limits):
@@ -97,7 +99,8 @@ def test_bounds_payload_store(nats_server):
     run(main())
 
 
-def test_bounds_items_unconfirmed(nats_server):
+@pytest.mark.parametrize("bounds", [{"max_unconfirmed": 3}, {"max_bytes": 3}], ids=str)
+def test_bounds_items_unconfirmed(nats_server, bounds):
     """Items that the broker has not confirmed are bounded: one more is QueueFull, until it does."""
 
     async def main():
@@ -105,7 +108,7 @@ def test_bounds_items_unconfirmed(nats_server):
             """Nothing is to be done after a reconnection."""
 
         link = await connect(nats_server.address, name="t", on_reconnected=nothing, wait_s=5)
-        publishes = Publishes(link, b"_INBOX.bounds.", timeout_s=5, max_unconfirmed=3)
+        publishes = Publishes(link, b"_INBOX.bounds.", timeout_s=5, **bounds)
         refused = []
 
         def send():
@@ -122,6 +125,40 @@ def test_bounds_items_unconfirmed(nats_server):
         await until(lambda: len(refused) == 3)  # the broker's word that nobody listens
         send()
         await link.close()
+
+    run(main())
+
+
+async def fill(queue, body, refused):
+    """Submits until that is refused at once; how many bytes were taken before."""
+    for n in range(100):
+        try:
+            await submit(queue, body, refused)
+        except (QueueUnavailable, QueueFull):
+            return n * len(body)
+    raise AssertionError("everything was taken")
+
+
+def test_bounds_broker_that_stands_still(tmp_path):
+    """A broker that takes nothing: items are given up in time, and what waits for it is bounded."""
+
+    async def main():
+        server = NatsServer(tmp_path)
+        try:
+            queue, refused = await opened(server, publish_timeout_s=0.5), []
+            server.process.send_signal(signal.SIGSTOP)
+            process = psutil.Process(server.process.pid)
+            await until(lambda: process.status() == psutil.STATUS_STOPPED)
+            await submit(queue, b"x", refused)
+            await until(lambda: refused)
+            assert isinstance(refused[0], QueueUnavailable)
+            body = b"x" * 7_000_000
+            taken = await fill(queue, body, refused)
+            assert len(body) < taken < MAX_UNCONFIRMED_BYTES + 2 * PENDING_BYTES
+            await until(lambda: len(refused) == 1 + taken // len(body))
+        finally:
+            server.stop()
+        await queue.close()
 
     run(main())
 

@@ -21,6 +21,7 @@ from shoal.errors import CapacityError, QueueFull, RuntimeCrashed, SettingsError
 from shoal.gateway import submit
 from shoal.gateway.backlog import MAX_GATEWAYS, BacklogBook
 from shoal.gateway.fleet import MAX_WORKERS, Fleet
+from shoal.gateway.idempotency import MAX_WAITING, Idempotency, once
 from shoal.gateway.jobs import Job
 from shoal.gateway.submit import Submitter
 from shoal.ipc.client import MAX_CALLS, RuntimeConnection
@@ -265,6 +266,32 @@ def test_bounds_costs_on_disk(tmp_path):
     assert len(found) == MAX_KEPT
     assert found[-1] == key
     assert found[0] == "m1@1 onnx cpux1"
+
+
+def test_bounds_requests_that_wait_for_another():
+    """More requests with a key than may wait for the first with it are refused, not queued up."""
+
+    async def main():
+        broker = MemoryBroker(QueueLimits())
+        keys = Idempotency(MemoryQueue(broker), ttl_s=60, inline_max_bytes=1000)
+
+        def ask():
+            asked = once(b"key", None, "/v1/encode", b"body", wall() + 30)
+            return asyncio.ensure_future(keys.answer(asked, asyncio.Event().wait))
+
+        waiting = [ask() for _ in range(1 + MAX_WAITING)]
+        while keys._n_waiting < MAX_WAITING:
+            await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await ask()
+        for task in waiting[1:]:
+            task.cancel()
+        await asyncio.gather(*waiting[1:], return_exceptions=True)
+        assert keys._n_waiting == 0
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], *keys._tasks, return_exceptions=True)
+
+    run(main())
 
 
 def test_bounds_lanes():

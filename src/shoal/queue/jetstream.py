@@ -46,6 +46,7 @@ from shoal.queue.topology import Topology
 
 log = logging.getLogger(__name__)
 
+_LEAVE_S = 2.0  # a broker that stands still holds nobody up for longer
 _PULL_GRACE_S = 1.0
 _AGAIN_S = 0.5
 _UNTIMELY = (NO_RESPONDERS, b"NATS/1.0 409")  # the next pull, made at once, would fare the same
@@ -313,7 +314,8 @@ class JetStreamQueue:
         inbox, self._pull_inbox = self._pull_inbox, None
         if inbox is not None and self._link.is_connected:
             try:
-                await inbox.drain()
+                async with asyncio.timeout(_LEAVE_S):
+                    await inbox.drain()
             except (NatsError, TimeoutError) as error:
                 log.debug("withdrawing pulls: %r", error)
 
@@ -325,7 +327,7 @@ class JetStreamQueue:
         await self.stop_pulling()
         try:
             if self._link.is_connected:
-                await self._link.flush(timeout=2)
+                await self._link.flush(timeout=_LEAVE_S)
             await self._link.close()
         except (NatsError, TimeoutError) as error:
             log.debug("closing the queue connection: %r", error)

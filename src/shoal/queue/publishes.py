@@ -26,6 +26,7 @@ NO_RESPONDERS = b"NATS/1.0 503"
 _LINE_IS_FULL = 10077  # "maximum messages per subject exceeded"
 _AGAIN_S = 2.0
 MAX_UNCONFIRMED = 65_536
+MAX_UNCONFIRMED_BYTES = 256 * 1024 * 1024
 _HEADERS = b"NATS/1.0\r\nNats-Msg-Id:%b\r\nNats-TTL:%ds\r\n\r\n"
 
 
@@ -52,8 +53,11 @@ class Publishes:
         *,
         timeout_s: float,
         max_unconfirmed: int = MAX_UNCONFIRMED,
+        max_bytes: int = MAX_UNCONFIRMED_BYTES,
     ) -> None:
         self._max_unconfirmed = max_unconfirmed
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
         self._link = link
         self._inbox = inbox
         self._timeout_s = timeout_s
@@ -69,17 +73,22 @@ class Publishes:
         """Sends an item. Raises `QueueUnavailable` or `QueueFull` when that is known to fail."""
         if not self._link.is_connected:
             raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
-        if len(self._unconfirmed) >= self._max_unconfirmed:
+        full = len(self._unconfirmed) >= self._max_unconfirmed
+        if full or self._n_bytes + len(data) > self._max_bytes:
             raise QueueFull("the queue is behind with confirming items", retry_after_s=1.0)
         self._number += 1
         reply, now_s = b"%b%d" % (self._inbox, self._number), monotonic()
         headers = _HEADERS % (item_id.encode(), max(1, int(ttl_s) + 1))
         self._unconfirmed[reply] = _Publish(on_refused, now_s, subject, data, headers, now_s)
+        self._n_bytes += len(data)
         try:
             self._link.send(subject, data, reply, headers)
         except NatsError as error:
-            del self._unconfirmed[reply]
+            self._forget(reply)
             raise QueueUnavailable(f"the queue did not take the item: {error}") from error
+
+    def _forget(self, reply: bytes) -> None:
+        self._n_bytes -= len(self._unconfirmed.pop(reply).data)
 
     def on_ack(self, subject: bytes, _: bytes, headers: bytes, data: bytes) -> None:
         """The broker's word on one item."""
@@ -87,7 +96,7 @@ class Publishes:
         away = headers.startswith(NO_RESPONDERS)
         if publish is None or (away and publish.again):
             return  # what was sent before may have been stored: it is tried until it is too late
-        del self._unconfirmed[subject]
+        self._forget(subject)
         if away:
             publish.on_refused(QueueUnavailable("the queue has no stream now", retry_after_s=1.0))
         elif b'"error"' in data:
@@ -103,7 +112,7 @@ class Publishes:
                 reply, publish = next(iter(self._unconfirmed.items()))
                 if publish.sent_s > now_s - self._timeout_s:
                     break
-                del self._unconfirmed[reply]
+                self._forget(reply)
                 late = "the queue did not confirm the item in time"
                 publish.on_refused(QueueUnavailable(late, retry_after_s=1.0))
             self.again(now_s - _AGAIN_S)
