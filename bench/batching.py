@@ -26,12 +26,16 @@ PARTS = {1: formers.run, 2: models.run, 3: lanes.run, 4: price.run}
 def main() -> None:
     """Runs the parts that are asked for."""
     chosen = options(__doc__, parts=len(PARTS))
-    report = Report("What choosing batches is worth")
+    whole = Report("What choosing batches is worth")
     for number in chosen.part or PARTS:
         begun_s = time.monotonic()
-        PARTS[number](report, quick=chosen.quick)
+        part = Report(f"Part {number}")
+        PARTS[number](part, quick=chosen.quick)
         print(f"part {number} took {time.monotonic() - begun_s:.0f} s", flush=True)
-    report.finish(chosen)
+        part.show()
+        whole.rows += part.rows
+        whole.headline |= part.headline
+        whole.save(chosen)  # what is measured is kept, whatever becomes of the next part
 
 
 if __name__ == "__main__":

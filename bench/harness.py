@@ -52,6 +52,11 @@ class Report:
 
     def finish(self, options: argparse.Namespace) -> None:
         """Prints the table, and writes the file that `--json` names."""
+        self.show()
+        self.save(options)
+
+    def show(self) -> None:
+        """Prints the table and the headline."""
         console = Console(width=160)
         for n, (names, rows) in enumerate(self._parts()):
             table = Table(*names, title=None if n else self.title, title_justify="left")
@@ -60,6 +65,9 @@ class Report:
             console.print(table)
         for name, number in self.headline.items():
             console.print(f"{name} = {number:.4g}")
+
+    def save(self, options: argparse.Namespace) -> None:
+        """Writes the file that `--json` names."""
         if options.json:
             data = {"headline": self.headline, "rows": self.rows, "machine": machine()}
             options.json.write_text(json.dumps(data, indent=2) + "\n")

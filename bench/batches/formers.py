@@ -74,8 +74,8 @@ def layouts(*, quick: bool) -> list[Layout]:
         return [Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 1, 0.0, 96)]
     threads = {"fair, 1 process of 2 threads": ("--devices", "cpu:1", "--threads", "2")}
     return [
-        Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 4, 90.0),
-        Layout("onnx, 2 devices", "onnx", 2, threads | _policies(2, names), 3, 70.0),
+        Layout("onnx, 1 device", "onnx", 1, _policies(1, names), 4, 80.0),
+        Layout("onnx, 2 devices", "onnx", 2, threads | _policies(2, names), 3, 60.0),
         Layout("torch, 1 device", "torch", 1, _policies(1, names), 2, 40.0),
         Layout("torch, 2 devices", "torch", 2, _policies(2, names), 2, 40.0),
     ]

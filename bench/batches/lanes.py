@@ -27,7 +27,7 @@ LONG_TEXTS, LONG_TOKENS = 12, 128
 LOAD = 0.8
 PATIENCE_S = 6.0
 BLOCK_S = 1.0
-BUDGET_S = 45.0
+BUDGET_S = 30.0
 
 # Ageing is a wait per quantum: with a quantum a hundred times as long it stays what it is by
 # default only if the age is, too.

@@ -26,10 +26,10 @@ MODELS = [f"model-{n}" for n in range(1, 10)]
 POLICIES = {"window64": 8192, "fair": 1024}
 SLO_S = 1.0
 START_RATE = 50.0
-BUDGET_S = 90.0
+BUDGET_S = 60.0
 SEEDS = 4
 BELOW = 0.9  # both policies are compared by model where both keep up
-MOST_TRIALS = 9
+MOST_TRIALS = 7
 ROUNDING = 1.001
 
 
