@@ -30,11 +30,13 @@ class Severed(Exception):
 class Connection(asyncio.Protocol):
     """A keep-alive connection with at most one request under way.
 
-    stray_bytes: what came while no answer was due, or after one was whole.
+    stray_bytes: what came while no answer was due, or after one was whole. epoch: for its owner, to
+    remember in which life of the server it was opened.
     """
 
     def __init__(self) -> None:
         self.stray_bytes = 0
+        self.epoch = 0
         self.lost = False
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()

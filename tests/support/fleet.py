@@ -21,8 +21,8 @@ class Fleet:
     """Real processes on one broker. A gateway keeps its port over restarts.
 
     models: options of null models by id. url: of a broker that somebody else runs; without it the
-    fleet has a nats-server of its own. epochs: how often each gateway was told or
-    made to go. late_s: for how long each was stopped, in all.
+    fleet has a nats-server of its own. epochs: of each gateway, odd while it is
+    going or gone. late_s: for how long each was stopped, in all.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Fleet:
     def start_gateway(self, i: int) -> None:
         """Starts a gateway on the port of one that has ended, and waits until it listens."""
         self._start(self.gateways, i, self._gateway, "gateway listens on")
+        self.epochs[i] += 1
 
     def _start(
         self,

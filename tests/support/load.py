@@ -90,22 +90,24 @@ class Load:
             connection.close()
 
     async def _attempt(self, ask: Ask, gateway: int, open_to: dict[int, Connection]) -> Row:
-        begun_s, epoch = time.monotonic(), self.fleet.epochs[gateway]
+        begun_s = time.monotonic()
         row = Row(ask, gateway, begun_s - self.begun_s)
         self.ledger.rows.append(row)
         connection = open_to.get(gateway)
-        fresh = connection is None or connection.lost
         try:
-            if fresh:
+            if connection is None or connection.lost:
+                epoch = self.fleet.epochs[gateway]
                 connection = open_to[gateway] = await Connection.open(self.fleet.ports[gateway])
+                connection.epoch = epoch
             reply = await self._in_time(connection, ask, gateway)
         except Severed as error:
             row.took_s = time.monotonic() - begun_s
             row.verdict, row.detail = "severed", str(error)
-            if self.fleet.epochs[gateway] == epoch and row.took_s >= UNREAD_S:
+            epoch = self.fleet.epochs[gateway]
+            if epoch == connection.epoch and epoch % 2 == 0:  # the gateway lives
                 row.verdict = "lost"
             elif row.took_s < UNREAD_S and not error.begun:
-                row.verdict = "unread"  # the gateway closed an idle connection as we used it
+                row.verdict = "unread"  # it closed an idle connection as we used it
         except TimeoutError:
             row.took_s, row.verdict = time.monotonic() - begun_s, "lost"
             row.detail = "no answer at the deadline"
@@ -116,6 +118,8 @@ class Load:
             row.took_s = time.monotonic() - begun_s
             verdict = ("left", "") if reply is None else judge(ask, reply, row.took_s)
             row.verdict, row.detail = verdict
+            if connection.stray_bytes:  # an answer more than was asked for
+                row.verdict, row.detail = "duplicate", f"{connection.stray_bytes} bytes too many"
         return row
 
     async def _in_time(self, connection: Connection, ask: Ask, gateway: int) -> Reply | None:
