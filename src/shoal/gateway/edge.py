@@ -170,27 +170,40 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses, and counts what the parser keeps or skips without telling."""
+        cycle = self.cycle
+        if self._head_bytes or (cycle is not None and cycle.more_body):
+            self._parse_rest(data)
+            return
+        self._parsed_bytes = len(data)
+        if data.find(b"pgrade", 0, MAX_HEAD_BYTES) >= 0:
+            data = _without_upgrade(data)
+        super().data_received(data)
+        scope = self.scope
+        if scope is not None and "method" not in scope:
+            # Where another message ends in the same piece, this one's share of it is not known.
+            self._count_head(len(data) if self.cycle is cycle else 1)
+
+    def _parse_rest(self, data: bytes) -> None:
+        """Parses what follows on the first piece of a head or a body."""
         cycle, scope = self.cycle, self.scope
         arriving = cycle is not None and cycle.more_body
         body_bytes = len(cycle.body) if arriving else 0
         size = len(data)
         self._parsed_bytes = self._head_bytes + size
-        if not arriving and data.find(b"pgrade", 0, MAX_HEAD_BYTES) >= 0:
-            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head:
-            # Where another message ends in the same piece, its share of it is not known.
-            if self.scope is scope:
-                self._head_bytes += size
-            else:
-                self._head_bytes = size if self.cycle is cycle and not arriving else 0
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refusal = _head_too_large()
-                self.send_400_response("")
+            self._count_head(self._parsed_bytes if self.scope is scope else 1)
         else:
             self._head_bytes = 0
         if arriving and cycle is self.cycle:
             self._count_noise(size, len(cycle.body) - body_bytes, cycle.more_body)
+
+    def _count_head(self, head_bytes: int) -> None:
+        """What has come of a head that has begun and not ended."""
+        self._head_bytes = head_bytes
+        if head_bytes > MAX_HEAD_BYTES:
+            self._refusal = _head_too_large()
+            self.send_400_response("")
 
     def _count_noise(self, size: int, grown: int, more: bool) -> None:
         """What comes with a chunked body and is no byte of it."""
@@ -214,20 +227,28 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Refuses a head over the limits; the exception ends the parsing of the connection."""
-        refusal: ShoalError | None = None
-        if len(self.url) > MAX_URL_BYTES:
-            refusal = PathTooLong(f"the path is longer than {MAX_URL_BYTES} bytes")
-        elif len(self.headers) > MAX_HEADERS:
-            refusal = HeadTooLarge(f"there are more than {MAX_HEADERS} headers")
-        elif self._parsed_bytes > MAX_HEAD_BYTES:
-            head_bytes = len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers)
-            refusal = _head_too_large() if head_bytes > MAX_HEAD_BYTES else None
-        if refusal is None and len(self.pipeline) >= MAX_PIPELINED:
-            refusal = InvalidRequest(f"more than {MAX_PIPELINED} requests before an answer")
-        if refusal is not None:
-            self._refusal = refusal
-            raise refusal
+        if (
+            self._parsed_bytes > MAX_URL_BYTES
+            or len(self.headers) > MAX_HEADERS
+            or len(self.pipeline) >= MAX_PIPELINED
+        ):
+            self._refusal = self._head_fault()
+            if self._refusal is not None:
+                raise self._refusal
         super().on_headers_complete()
+
+    def _head_fault(self) -> ShoalError | None:
+        """Which limit the head that is just complete is over; None where it is within all."""
+        if len(self.url) > MAX_URL_BYTES:
+            return PathTooLong(f"the path is longer than {MAX_URL_BYTES} bytes")
+        if len(self.headers) > MAX_HEADERS:
+            return HeadTooLarge(f"there are more than {MAX_HEADERS} headers")
+        lines_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.url) + lines_bytes > MAX_HEAD_BYTES:
+            return _head_too_large()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            return InvalidRequest(f"more than {MAX_PIPELINED} requests before an answer")
+        return None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the name is uvicorn's
         """Says what is wrong where the answer can be understood; closes in any case."""
