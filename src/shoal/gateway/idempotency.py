@@ -215,5 +215,5 @@ class Idempotency:
 def _read(data: bytes) -> _Record:
     try:
         return _decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise QueueUnavailable(f"a kept answer cannot be read: {error}") from error
