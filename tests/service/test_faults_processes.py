@@ -18,11 +18,18 @@ AFTER = 60  # answers that must come after each fault: the fleet serves again by
 FLAGS = ("--ack-wait-s", "1", "--inline-max-bytes", "20000")
 
 
-@pytest.fixture(scope="module", params=["file", "memory"])
-def fleet(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"fleet-{request.param}")
-    fleet = Fleet(folder, *FLAGS, "--storage", request.param, gateways=2, workers=2)
-    fleet.storage = request.param
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), *FLAGS, gateways=2, workers=2)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture(scope="module")
+def memory_fleet(tmp_path_factory):
+    """A fleet whose queue does not outlive its broker."""
+    folder = tmp_path_factory.mktemp("memory-fleet")
+    fleet = Fleet(folder, *FLAGS, "--storage", "memory", gateways=2)
     yield fleet
     fleet.close()
 
@@ -132,11 +139,13 @@ def gauge(url, name):
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
-def test_faults_processes_broker_is_killed(fleet):
+@pytest.mark.parametrize("storage", ["file", "memory"])
+def test_faults_processes_broker_is_killed(request, storage):
     """While the broker is away: not ready, fast 503s with Retry-After, nothing leaks.
 
     When it is back everything returns by itself; with memory storage the streams are made again.
     """
+    fleet = request.getfixturevalue("fleet" if storage == "file" else "memory_fleet")
     urls = [f"http://127.0.0.1:{port}" for port in fleet.ports]
     away = []
 
@@ -158,6 +167,6 @@ def test_faults_processes_broker_is_killed(fleet):
     assert len(away) > 20
     assert {row.verdict for row in away} == {"refused:queue_unavailable"}
     assert max(row.took_s for row in away) < 0.5
-    if fleet.storage == "file":
+    if storage == "file":
         assert not ledger.of("failed:deadline_exceeded"), str(ledger)
     asyncio.run(until(lambda: all(gauge(u, "shoal_gateway_waiting_items") == 0 for u in urls)))
