@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from shoal.errors import QueueUnavailable
+from shoal.errors import QueueFull
 from shoal.queue.connection import Address
 from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
@@ -18,7 +18,9 @@ from shoal.queue.topology import Topology
 from tests.conftest import run, until
 
 MIB = 1024**2
-LIMITS = QueueLimits(payload_max_bytes=MIB, dead_max_bytes=MIB // 2, kept_max_bytes=MIB // 2)
+LIMITS = QueueLimits(
+    payload_max_bytes=MIB, dead_max_bytes=MIB // 2, kept_max_bytes=MIB // 2, max_queued_bytes=MIB
+)
 ITEM = b"x" * (100 * 1024)
 
 
@@ -47,7 +49,7 @@ async def address_of(folder):
 
 @pytest.mark.slow
 def test_faults_disk_that_is_full_refuses_and_recovers(small_broker):
-    """What cannot be stored is a 503; what was stored is delivered and makes room again."""
+    """What has no room is a 429; what was stored is delivered and makes room again."""
 
     async def main():
         topology = Topology("small", "file", 1, LIMITS, ("interactive",))
@@ -79,7 +81,7 @@ def test_faults_disk_that_is_full_refuses_and_recovers(small_broker):
         )
         await until(lambda: len(got) + len(refused) == count)
         await ended.wait()
-        assert {type(error) for error in refused} == {QueueUnavailable}
+        assert {type(error) for error in refused} == {QueueFull}
         assert len(got) > 5
         for delivery in got:
             assert delivery.data == ITEM

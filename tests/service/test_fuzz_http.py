@@ -25,7 +25,12 @@ from shoal.catalog.load import load
 from shoal.gateway.routes import MODEL, PAGES, TASKS
 from tests.support.mutations import FUZZ
 
-pytestmark = pytest.mark.slow
+# The fuzzer's own connections are closed when they are collected.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 CHECKS = [
     not_a_server_error,

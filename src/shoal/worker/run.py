@@ -117,7 +117,7 @@ class Worker:
         rule = ModelRule(
             entry.id,
             weight=entry.weight,
-            packing=traits.packing,
+            packing=traits.packing and entry.options.get("packing") is not False,
             block_tokens=entry.profile.batch_tokens,
             max_items=self._settings.window_items,
             max_batch_tokens=entry.profile.max_batch_tokens,
