@@ -117,7 +117,7 @@ class Host:
     def _attempt(self, key: str, items: Sequence[RunItem], block_tokens: int | None) -> RanItems:
         """Runs items; when the whole batch is lost, each half on its own."""
         try:
-            return self._runtime.run(key, items, block_tokens)
+            return self._try_again(key, items, self._runtime.run(key, items, block_tokens))
         except ShoalError as raised:
             error = raised
         except MemoryError as raised:
@@ -134,6 +134,20 @@ class Host:
         return RanItems(
             first.outcomes + second.outcomes, first.padded_tokens + second.padded_tokens
         )
+
+    def _try_again(self, key: str, items: Sequence[RunItem], ran: RanItems) -> RanItems:
+        """Runs each item whose numbers were not finite once more, alone.
+
+        Every runtime here computes in float32, so that is what the second try does; one that gains
+        a lower precision must leave it for this call.
+        """
+        outcomes, padded_tokens = list(ran.outcomes), ran.padded_tokens
+        for at, item in enumerate(items):
+            if isinstance(outcomes[at], RunFailed):
+                again = self._runtime.run(key, [item])
+                outcomes[at] = again.outcomes[0]
+                padded_tokens += again.padded_tokens
+        return RanItems(outcomes, padded_tokens)
 
 
 def main(argv: Sequence[str]) -> None:
