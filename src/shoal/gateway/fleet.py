@@ -117,13 +117,14 @@ class Fleet:
         With no worker at all an item may wait: one may be on its way.
         """
         reasons: list[str] = []
-        for _, states, _ in self._workers.values():
+        live = self._live()
+        for states in live:
             state = states.get(entry.id)
             if state is not None and state.state != "unavailable":
                 return
             if state is not None and state.reason:
                 reasons.append(state.reason)
-        if self._live():
+        if live:
             why = reasons[0] if reasons else "no live worker has it in its catalog"
             raise NoWorker(f"no worker can serve `{entry.id}`: {why}", param="model")
 

@@ -150,6 +150,8 @@ class Submitter:
             return _join(waiting.gather.parts())
         finally:
             timer.cancel()
+            if not waiting.done.cancel() and not waiting.done.cancelled():
+                waiting.done.exception()  # another error may have come first
             self._backlog.add(lane, model, -sum(waiting.costs_tokens))
             for name in names:
                 self._waiting.pop(name, None)
@@ -162,7 +164,11 @@ class Submitter:
         job, now_s = waiting.job, wall()
         body, payload = encode(inputs), None
         if len(body) > self._settings.inline_max_bytes:
-            payload = await self._queue.payloads.put(body)
+            try:
+                async with asyncio.timeout(max(0.0, job.deadline_s - now_s)):
+                    payload = await self._queue.payloads.put(body)
+            except TimeoutError as error:
+                raise DeadlineExceeded("no answer within the deadline") from error
             waiting.payloads.append(payload)
         envelope = Envelope(
             item=f"{request}.{index}",
@@ -220,7 +226,7 @@ class Submitter:
         except UnreadableMessage as error:
             log.error("an outcome cannot be read: %s", error)  # noqa: TRY400
             return
-        found = self._waiting.get(outcome.item)
+        found = self._waiting.pop(outcome.item, None)
         if found is None:
             return  # answered already, or nobody waits any more
         waiting, index = found

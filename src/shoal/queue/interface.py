@@ -203,7 +203,7 @@ class QueueLimits:
     duplicate_window_s: float = 60.0
     payload_ttl_s: float = 3_600.0
     payload_max_bytes: int = 1024**3
-    publish_timeout_s: float = 10.0
+    publish_timeout_s: float = 20.0
     dead_max_letters: int = 10_000
     dead_max_bytes: int = 256 * 1024**2
     dead_max_age_s: float = 7 * 86_400.0

@@ -144,6 +144,11 @@ class Held:
             self.sent.add(item_id, data)
         except QueueUnavailable as error:
             log.warning("item %s could not be answered: %s", item_id, error)
+            if self._queue.connected and outcome.failure is None and item_id in self._items:
+                # It is the result that has no room: to run again would not mend that.
+                failure = Failure.of(error)
+                await self._answer(item_id, Outcome(item_id, failure=failure, worker=self._worker))
+                return
             self._take(item_id)
             return
         if self._take(item_id) is not None:

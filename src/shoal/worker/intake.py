@@ -18,7 +18,14 @@ from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic, wall
 from shoal.core.types import Item, Lane
-from shoal.errors import Bug, QueueUnavailable, ShoalError, UnknownModel
+from shoal.errors import (
+    Bug,
+    ModelUnavailable,
+    QueueUnavailable,
+    RuntimeCrashed,
+    ShoalError,
+    UnknownModel,
+)
 from shoal.ipc.messages import RunItem, Traits
 from shoal.queue.interface import Delivery, Queue
 from shoal.wire.envelope import (
@@ -41,6 +48,7 @@ log = logging.getLogger(__name__)
 # A broker that dies takes its open pulls along: nothing comes until they would have expired.
 PULL_EXPIRES_S = 3.0
 MAX_CANCELLED = 16_384
+START_TRIES = 3
 _AGAIN_S = 0.5
 _INLINE_ITEMS = 64  # runtimes without ids: so cheap that a thread would cost more
 
@@ -71,6 +79,7 @@ class Intake:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
         self._tokenisers: dict[str, Tokeniser] = {}
         self._pending: dict[str, list[HeldItem]] = {}
+        self._preparing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling = True
         self._cancelled: dict[str, None] = {}
@@ -130,9 +139,9 @@ class Intake:
             if unwanted:  # else it is in hand already, and its first delivery will be acked
                 self._spawn(delivery.ack(), "drop")
             return
-        waiting = self._pending.setdefault(line.entry.id, [])
-        waiting.append(item)
-        if len(waiting) == 1:
+        self._pending.setdefault(line.entry.id, []).append(item)
+        if line.entry.id not in self._preparing:
+            self._preparing.add(line.entry.id)
             self._spawn(self._prepare(line.entry), f"prepare {line.entry.id}")
 
     async def _bury_unreadable(self, delivery: Delivery, why: str) -> None:
@@ -147,15 +156,19 @@ class Intake:
     async def _prepare(self, entry: Entry) -> None:
         """Prepares what is pending of a model until nothing is; one such task per model."""
         try:
-            await self._prepare_pending(entry)
-        except ShoalError as error:
-            await self._fail_all(entry, error)
-        except Exception as error:  # task root
-            log.exception("preparing items of %s", entry.id)
-            await self._fail_all(entry, Bug(f"{type(error).__name__}: {error}"))
+            while self._pending.get(entry.id):
+                try:
+                    await self._prepare_pending(entry)
+                except ShoalError as error:
+                    await self._fail_all(entry, error)
+                except Exception as error:  # task root
+                    log.exception("preparing items of %s", entry.id)
+                    await self._fail_all(entry, Bug(f"{type(error).__name__}: {error}"))
+        finally:
+            self._preparing.discard(entry.id)
 
     async def _prepare_pending(self, entry: Entry) -> None:
-        traits = await self._residents.traits(entry.runtime)
+        traits = await self._traits(entry)
         tokeniser = await self._tokeniser(entry) if traits.accepts_ids else None
         self._on_traits(entry, traits)
         while self._pending.get(entry.id):
@@ -171,14 +184,27 @@ class Intake:
                 await self._place(entry, item, outcome)
             self._dispatch.wake()
 
+    async def _traits(self, entry: Entry) -> Traits:
+        """What the runtime can do. One that dies at its start is no fault of an item.
+
+        Raises `ModelUnavailable`.
+        """
+        for last in (*[False] * (START_TRIES - 1), True):
+            try:
+                return await self._residents.traits(entry.runtime)
+            except RuntimeCrashed as error:  # the process has its own pause between starts
+                if last:
+                    raise ModelUnavailable(f"{entry.key}: {error}") from error
+        raise Bug("no try was the last")
+
     async def _tokeniser(self, entry: Entry) -> Tokeniser:
         if entry.key not in self._tokenisers:
 
             def make() -> Tokeniser:
                 return Tokeniser(tokenizer_path(entry, self._cache_dir), entry.max_tokens)
 
-            loop = asyncio.get_running_loop()
-            self._tokenisers[entry.key] = await loop.run_in_executor(self._pool, make)
+            # Not in the pool: it may download, and other models' items must not wait for that.
+            self._tokenisers[entry.key] = await asyncio.to_thread(make)
         return self._tokenisers[entry.key]
 
     async def _body(self, item: HeldItem) -> bytes | ShoalError:

@@ -18,7 +18,14 @@ from typing import Literal
 from shoal.catalog.resolve import model_spec
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
-from shoal.errors import ModelLoading, RuntimeCrashed, RuntimeFault, ShoalError
+from shoal.errors import (
+    ModelLoading,
+    ModelUnavailable,
+    OutOfMemory,
+    RuntimeCrashed,
+    RuntimeFault,
+    ShoalError,
+)
 from shoal.ipc.messages import Traits
 from shoal.worker.supervise import RuntimeProcess
 
@@ -190,15 +197,20 @@ class Residents:
         return [d.stage_s for d in busy if d.stage_s > now_s]
 
     def want(self, entry: Entry) -> None:
-        """A model has work: it is loaded on an idle device when none that has it is free."""
+        """A model has work: it is loaded, if it is nowhere yet, on the least busy device.
+
+        Where it is somewhere already, another copy needs a device that idles.
+        """
         holders = [d for d in self.devices if entry.id in d.resident]
         if any(d.in_flight == 0 for d in holders):
             return
         if any(entry.id in d.loading for d in self.devices) or self.fault(entry) is not None:
             return
-        idle = [d for d in self.devices if not (d.in_flight or d.loading or d in holders)]
-        if idle:
-            self.load(entry, idle[0])
+        others = [d for d in self.devices if not d.loading and d not in holders]
+        if holders:
+            others = [d for d in others if d.in_flight == 0]
+        if others:
+            self.load(entry, min(others, key=lambda d: d.in_flight))
 
     def load(self, entry: Entry, device: Device) -> None:
         """Begins to load a model on a device, unless it is there or on its way."""
@@ -229,6 +241,9 @@ class Residents:
                 entry, ModelLoading(f"{entry.key} did not load in {self._load_timeout_s:.0f} s")
             )
             await self.renew(device, entry.runtime, "does not finish a load")
+        except Exception as error:  # task root
+            log.exception("loading %s", entry.key)
+            self._on_fault(entry, ModelUnavailable(f"{type(error).__name__}: {error}"))
         else:
             if not connection.lost:
                 device.resident[entry.id] = entry.runtime
@@ -245,7 +260,10 @@ class Residents:
             self._on_change()
 
     def _on_fault(self, entry: Entry, error: ShoalError) -> None:
+        """Believes for a while that a model does not load: its fault, and none of its items'."""
         log.error("%s does not load: %s", entry.key, error)
+        if isinstance(error, (RuntimeCrashed, OutOfMemory)):
+            error = ModelUnavailable(f"{entry.key} does not load: {error}")
         self._faults[entry.key] = (error, monotonic() + COOL_DOWN_S)
 
     async def stop(self) -> None:

@@ -87,9 +87,13 @@ class RuntimeProcess:
             python=sys.executable,
         )
         begun_s = monotonic()
-        with theirs:
-            child = await Child.start(command, pass_fds=[theirs.fileno()])
-        connection = await RuntimeConnection.open(ours)
+        try:
+            with theirs:
+                child = await Child.start(command, pass_fds=[theirs.fileno()])
+            connection = await RuntimeConnection.open(ours)
+        except (OSError, asyncio.CancelledError):
+            ours.close()  # a process that has started ends when it sees that
+            raise
         try:
             async with asyncio.timeout(HELLO_S):
                 self.hello = await connection.hello
@@ -100,6 +104,10 @@ class RuntimeProcess:
             if isinstance(error, RuntimeUnavailable):
                 raise
             raise RuntimeCrashed(f"the {self.runtime} runtime does not start: {error}") from error
+        except asyncio.CancelledError:  # given up in the middle of its start: it must not live on
+            connection.close()
+            await child.kill()
+            raise
         log.info(
             "runtime %s %s on %s ready in %.2f s (pid %d)",
             *(self.runtime, self.hello.version, self.device, monotonic() - begun_s, child.pid),
