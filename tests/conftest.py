@@ -16,6 +16,18 @@ from shoal.queue.server import EmbeddedServer
 from tests.support.shoal_process import Serve
 
 
+# These kill processes and wait for elections and restarts in real time, on whatever machine runs
+# them. A second try tells a slow machine from a fault; the report counts the tries.
+KILLING = ("test_faults_", "test_serve_life", "test_queue_restart", "chaos")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the tests that kill processes one second try."""
+    for item in items:
+        if any(mark in item.nodeid for mark in KILLING):
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
+
+
 class NatsServer:
     """A real nats-server in a folder of its own."""
 

@@ -68,15 +68,17 @@ def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
             await until(lambda: gateway.connected and worker.connected, 10)
             await asyncio.wait_for(open_pull.wait(), 5)
             await _submit(gateway, b"after", refused)
-            texts = []
+            texts = set()
+            wanted = {*(b"before %d" % n for n in range(5, 20)), b"after"}
             async with asyncio.timeout(15):
-                while len(texts) < 16:
+                while not wanted <= texts:
                     again = []
                     await (await _pull(worker, again)).wait()
                     for delivery in again:
-                        texts.append(delivery.data)
+                        texts.add(delivery.data)
                         await delivery.ack()
-            assert sorted(texts) == sorted([*(b"before %d" % n for n in range(5, 20)), b"after"])
+            # An ack that the killed broker had not stored yet is forgotten: at least once.
+            assert texts <= wanted | {b"before %d" % n for n in range(5)}
             assert not refused
             await worker.reply(gateway.inbox, b"outcome")
             await until(lambda: outcomes == [b"outcome"])
