@@ -15,7 +15,6 @@ from shoal.queue.connection import Address
 from shoal.queue.server import EmbeddedServer
 from tests.support.shoal_process import Serve
 
-
 # These kill processes and wait for elections and restarts in real time, on whatever machine runs
 # them. A second try tells a slow machine from a fault; the report counts the tries.
 KILLING = ("test_faults_", "test_serve_life", "test_queue_restart", "chaos")
