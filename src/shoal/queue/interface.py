@@ -183,9 +183,6 @@ class Queue(Protocol):
         """Sends what is on its way and leaves."""
 
 
-OnStateChange = Callable[[bool], Awaitable[None]]
-
-
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """The bounds of a pool's queue.

@@ -32,7 +32,7 @@ async def open_queue(settings: QueueSettings, *, name: str) -> Queue:
 async def find_queue(settings: QueueSettings, *, name: str, wait_s: float = 5.0) -> Queue:
     """As `open_queue`, where a process that serves made the pool before; nothing is changed there.
 
-    A server waits for its broker for ever; this gives up. Raises `QueueUnavailable` when the broker
+    It tries once, for a person waits for it. Raises `QueueUnavailable` when the broker
     does not answer in time, `SettingsError` when it has no such pool.
     """
     address, topology = _address(settings), _topology(settings)

@@ -8,11 +8,11 @@ Does not own processes (`shoal.runtimes.host`).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
+from shoal.core.spelling import near
 from shoal.errors import RuntimeUnavailable
 from shoal.runtimes.interface import Runtime, RuntimeFactory
 
@@ -56,8 +56,8 @@ def _point(name: str) -> EntryPoint:
     for point in entry_points(group=GROUP, name=name):
         return point
     known = names()
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    close = near(name, known)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
     raise RuntimeUnavailable(f"no runtime is called {name!r}; {hint}")
 
 
