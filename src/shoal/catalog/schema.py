@@ -29,9 +29,15 @@ Revision = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_leng
 Source = Annotated[
     str,
     Meta(
-        pattern=r"^(package|file|hf)://.+$",
-        extra={"expected": "`package://...`, `file:///...` or `hf://...@<revision>`"},
+        pattern=r"^(package|file|hf|s3|gs|az)://.+$",
+        extra={
+            "expected": "`package://...`, `file:///...`, `hf://...@<revision>`, or `s3://...`, "
+            "`gs://...`, `az://...`"
+        },
     ),
+]
+Digest = Annotated[
+    str, Meta(pattern=r"^[0-9a-f]{64}$", extra={"expected": "64 lower-case hexadecimal digits"})
 ]
 Pool = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -72,20 +78,59 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: Annotated[ModelId, Meta(description="Name of the model in requests.")]
     tasks: Annotated[
-        list[Task], Meta(min_length=1, description="What it serves: encode, score, classify.")
+        list[Task],
+        Meta(
+            min_length=1,
+            description="What it serves: encode, score, classify, extract, transcribe.",
+        ),
     ]
     source: Annotated[
         Source,
         Meta(
             description="Where the weights lie: `package://<import name>/<path>` in an installed "
-            "Python package, `file:///<path>`, or `hf://<org>/<name>@<revision>`."
+            "Python package, `file:///<path>`, `hf://<org>/<name>@<revision>`, or a folder of an "
+            "object store: `s3://<bucket>/<path>`, `gs://...`, `az://...`."
         ),
     ]
+    digests: Annotated[
+        dict[str, Digest],
+        Meta(
+            description="SHA-256 of files of the source, by path; a file that differs is refused."
+        ),
+    ] = {}
     revision: Annotated[
         Revision, Meta(description="Version of the weights; requests may name `id@revision`.")
     ] = "1"
     aliases: Annotated[list[Name], Meta(description="Other names of the model.")] = []
     runtime: Annotated[Name, Meta(description="Runtime that executes it.")] = "onnx"
+    family: Annotated[
+        Name | None,
+        Meta(
+            description="Code path of the runtime that runs it; found from the files if left out."
+        ),
+    ] = None
+    verified: Annotated[
+        Literal["weights", "family", "none"],
+        Meta(
+            description="What has been tried: these `weights`, only their `family` (its code path, "
+            "on other or random weights), or `none` of it."
+        ),
+    ] = "none"
+    inputs: Annotated[
+        list[Literal["text", "image", "document", "audio", "file"]],
+        Meta(min_length=1, description="What an input may be; `document` is an image or a PDF."),
+    ] = ["text"]
+    extracts: Annotated[
+        list[Literal["entities", "text", "layout", "speech"]],
+        Meta(description="What `extract` can return; the first is the default."),
+    ] = []
+    labels: Annotated[
+        list[Name], Meta(description="Class names in the order of the logits, if no file has them.")
+    ] = []
+    allow_pickle: Annotated[
+        bool,
+        Meta(description="Read weights that are a pickle: trust in whoever made them."),
+    ] = False
     options: Annotated[
         dict[str, bool | int | float | str],
         Meta(description="Settings of that runtime, as its documentation names them."),
@@ -113,7 +158,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive, Meta(description="Longest input in tokens, special tokens included.")
     ] = 512
     outputs: Annotated[
-        dict[Literal["dense", "sparse"], Output],
+        dict[Literal["dense", "sparse", "multivector"], Output],
         Meta(description="What `encode` can return; the first is the default."),
     ] = {}
     scorer: Annotated[
@@ -136,8 +181,17 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1.0
     pool: Annotated[Pool, Meta(description="Pool of workers that serves it.")] = "default"
     pinned: Annotated[
-        bool, Meta(description="Load it when a worker starts, before the first request.")
+        bool,
+        Meta(description="Loaded before the first request, and never evicted to make room."),
     ] = False
+    min_replicas: Annotated[
+        int,
+        Meta(ge=0, le=64, description="Copies that the pool keeps loaded; a pinned model has 1."),
+    ] = 0
+    idle_timeout_s: Annotated[
+        float | None,
+        Meta(gt=0, description="Evict it after so long without a request, room or no room."),
+    ] = None
     requires: Annotated[
         list[Name],
         Meta(description="Packages that carry the weights, as pip requirements (for messages)."),

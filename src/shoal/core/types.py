@@ -11,8 +11,9 @@ from typing import Literal
 
 from shoal.core.cost import Work
 
-Task = Literal["encode", "score", "classify"]
-TASKS: tuple[Task, ...] = ("encode", "score", "classify")
+Task = Literal["encode", "score", "classify", "extract", "transcribe"]
+TASKS: tuple[Task, ...] = ("encode", "score", "classify", "extract", "transcribe")
+TEXT_TASKS: tuple[Task, ...] = ("encode", "score", "classify")
 
 Lane = str
 

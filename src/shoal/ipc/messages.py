@@ -20,7 +20,7 @@ class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
 
     accepts_ids: it takes token ids (else it takes texts and tokenises itself).
     packing: it runs ragged sequences without padding.
-    tasks: the tasks it serves.
+    tasks: the tasks it serves. host_tier: what it unloads with `keep` is loaded again sooner.
     """
 
     accepts_ids: bool
@@ -29,6 +29,7 @@ class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
     lora: bool = False
     streams: bool = False
     thread_safe: bool = False
+    host_tier: bool = False
 
 
 class HeadSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -75,7 +76,9 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything a runtime needs to load one model; paths are local and exist.
 
     key: `id@revision`, unique in the process. path: the model's folder or file.
-    cache_dir: where a runtime may keep what it derives from the weights.
+    cache_dir: where a runtime may keep what it derives from the weights. family: the code path
+    that runs it; None: found from the files. extracts: what `extract` finds. labels: class names,
+    where the files have none. allow_pickle: a checkpoint that is a pickle may be read.
     """
 
     key: str
@@ -90,6 +93,10 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     batch_tokens: int = 1024
     heads: dict[str, HeadSpec] = {}
     options: dict[str, bool | int | float | str] = {}
+    family: str | None = None
+    extracts: list[str] = []
+    labels: list[str] = []
+    allow_pickle: bool = False
 
 
 class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,6 +108,11 @@ class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
     layout: what the sequences are. `single`: one per input. `shared`: the first is the query,
     the others the documents it is scored against. `pairs`: a, b, a, b, ...
     texts: the same sequences as texts, for a runtime that does not accept ids.
+    owners: for `extract` on texts, the input that each sequence is a window of, in order; empty:
+    each sequence is one input. offsets: where each id came from in its input: uint32 start and
+    end in characters for every id of every sequence, little-endian; 0, 0 for special tokens.
+    blobs: inputs that are no texts, one per input; `lengths` then has an estimate of each one's
+    cost in tokens.
     """
 
     item: str
@@ -112,6 +124,9 @@ class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
     second_at: list[int] = []
     texts: list[str] = []
     params: Params = Params()
+    owners: list[int] = []
+    offsets: bytes = b""
+    blobs: list[bytes] = []
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -121,11 +136,15 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     spec: ModelSpec
 
 
-class Unload(msgspec.Struct, frozen=True, tag="unload"):
-    """Forget a model and give its memory back. Answered by `Memory`."""
+class Unload(msgspec.Struct, frozen=True, tag="unload", omit_defaults=True):
+    """Forget a model and give its memory back. Answered by `Memory`.
+
+    keep: what makes its next load quick may stay, in memory that the system can reclaim.
+    """
 
     seq: int
     key: str
+    keep: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
@@ -160,11 +179,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", omit_defaults=True):
-    """The model is ready. memory_bytes is measured, before against after."""
+    """The model is ready. memory_bytes is measured, before against after.
+
+    warm: it was still kept from an earlier load.
+    """
 
     seq: int
     memory_bytes: int
     load_s: float
+    warm: bool = False
 
 
 class ItemDone(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -185,11 +208,18 @@ class Ran(msgspec.Struct, frozen=True, tag="ran", omit_defaults=True):
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory", omit_defaults=True):
-    """Bytes that the process holds, and those of each loaded model."""
+    """Bytes that the process holds, and those of each loaded model.
+
+    device_bytes: what the process has of its device's own memory; 0 where that is host memory.
+    device_free_bytes, device_total_bytes: of the device's own memory, all processes counted.
+    """
 
     seq: int
     process_bytes: int
     models: dict[str, int] = {}
+    device_bytes: int = 0
+    device_free_bytes: int = 0
+    device_total_bytes: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -24,7 +24,7 @@ from shoal.core.types import Lane
 from shoal.errors import ShoalError
 from shoal.wire.envelope import DeadLetter, PayloadRef
 
-Control = Literal["cancel", "status", "backlog", "missing", "back"]
+Control = Literal["cancel", "status", "backlog", "missing", "back", "nudge"]
 OnRefused = Callable[[ShoalError], None]
 OnBytes = Callable[[bytes], None]
 
@@ -119,12 +119,62 @@ class Kept(Protocol):
         """Forgets the record where it still is of that revision."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShelfRecord:
+    """A version of a record on a shelf. data: None where it was removed. at_s: wall-clock."""
+
+    key: str
+    data: bytes | None
+    revision: int
+    at_s: float
+
+
+OnRecord = Callable[[ShelfRecord], None]
+
+
+class Shelf(Protocol):
+    """Records by key that stay until they are removed, with their last versions; all pools' own.
+
+    A key is of letters, digits, `-`, `_`, `=` and `/`. Every method raises `QueueUnavailable` where
+    the store cannot be reached or is full.
+    """
+
+    async def ensure(self) -> None:
+        """Makes the store; idempotent."""
+
+    async def read(self) -> list[ShelfRecord]:
+        """The newest version of every record that is there, in no particular order."""
+
+    async def versions(self, key: str) -> list[ShelfRecord]:
+        """The kept versions of a record, removals included, the oldest first."""
+
+    async def put(self, key: str, data: bytes, revision: int | None = None) -> int | None:
+        """A new version; its revision. With `revision`: only where that is the newest (0: where
+        there is none, or a removed one), else None.
+        """
+
+    async def remove(self, key: str, revision: int | None = None) -> bool:
+        """Removes a record; False where it is not there, or is of another revision."""
+
+    async def follow(self, on_record: OnRecord) -> None:
+        """Calls `on_record` for every record that is there, and for every version from now on.
+
+        Returns when those that were there have been told. Goes on by itself after the broker was
+        away; a version may then be told twice, and never is an older one told after a newer.
+        """
+
+
 class Queue(Protocol):
-    """The shared queue of one pool."""
+    """The shared queue of one pool.
+
+    catalog: the models of all pools. leases: short-lived claims among workers.
+    """
 
     payloads: Payloads
     dead: DeadLetters
     kept: Kept
+    catalog: Shelf
+    leases: Kept
     inbox: str
 
     @property
@@ -133,6 +183,16 @@ class Queue(Protocol):
 
     async def ensure_lines(self, models: Iterable[str]) -> None:
         """Makes the lines of these models, one per lane; idempotent, called by every process."""
+
+    async def remove_lines(self, models: Iterable[str]) -> list[str]:
+        """Removes the lines of these models where nothing waits; those that were removed."""
+
+    async def counts(self) -> dict[tuple[str, Lane], int]:
+        """Items of each line that has some, delivered and unfinished ones included.
+
+        One question to the broker, however many lines there are. Lines that this process never
+        made (`ensure_lines`) are in it, too. Raises `QueueUnavailable`.
+        """
 
     async def submit(
         self,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.core.types import TASKS
+from shoal.core.types import TEXT_TASKS
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.interface import RanItems
@@ -58,7 +58,7 @@ class NullRuntime:
     version = "1"
 
     def __init__(self, *, device: str, threads: int) -> None:
-        self.traits = Traits(accepts_ids=False, tasks=list(TASKS))
+        self.traits = Traits(accepts_ids=False, tasks=list(TEXT_TASKS))
         self.device = device
         self.threads = threads
         self._models: dict[str, _Model] = {}

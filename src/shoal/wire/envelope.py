@@ -35,9 +35,10 @@ class PayloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The inputs of one item; exactly one of `texts` and `ids` is filled.
+    """The inputs of one item; exactly one of `texts`, `ids` and `blobs` is filled.
 
-    `ids` are token ids that the caller made, special tokens included.
+    `ids` are token ids that the caller made, special tokens included. `blobs` are the bytes of
+    images, PDF documents, sounds or other files, as the caller sent them.
     `query` is the first text of every pair (score); `firsts` has a first text for each entry of
     `texts` (classification of pairs). Neither is set for single texts.
     """
@@ -46,16 +47,21 @@ class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: list[list[int]] = []
     query: str | None = None
     firsts: list[str] = []
+    blobs: list[bytes] = []
 
 
 class Params(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the inputs are to be run. A field that a task does not know is left at its default.
 
-    outputs: what to return of a text (`dense`, `sparse`); empty means the model's own.
+    outputs: what to return of an input (`dense`, `sparse`, `multivector`; `entities`, `text`,
+    `layout`, `speech`); empty means the model's own.
     prompt: the name of a prompt of the catalog entry that is put before each text.
     truncate: cut an over-long input (True) or refuse it (False).
     dimensions: keep the leading dimensions of a dense vector and normalise again.
-    normalize: None means the catalog entry's word.
+    normalize: None means the catalog entry's word. dtype: of dense vectors and token vectors in
+    the answer. labels: the only labels to return. threshold: the least score to return, 0 to 1.
+    language: of speech, as ISO 639-1. partial: an input at fault fails alone and is reported in
+    `Outcome.failures`; else it fails its whole request.
     """
 
     outputs: list[str] = []
@@ -63,6 +69,11 @@ class Params(msgspec.Struct, frozen=True, omit_defaults=True):
     truncate: bool = False
     dimensions: int | None = None
     normalize: bool | None = None
+    dtype: Literal["float32", "float16", "int8", "binary"] = "float32"
+    labels: list[str] = []
+    threshold: float | None = None
+    language: str | None = None
+    partial: bool = False
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -130,12 +141,15 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
     dense: float32 [n, d]. sparse: `sparse_counts` uint32 [n] says how many of `sparse_indices`
     (uint32, vocabulary positions) and `sparse_values` (float32) belong to each input, so that
-    joining items is joining arrays. scores, logits: float32 [n] or, for classes, [n, k].
-    labels: the k class names.
+    joining items is joining arrays. multivector: [tokens, d] of all inputs end to end, and
+    `multivector_counts` uint32 [n] says how many are of each. scores, logits: float32 [n] or, for
+    classes, [n, k]. labels: the k class names. records: for `extract` and `transcribe`, one
+    structure of `shoal.wire.records` for each input, as MessagePack.
     """
 
-    arrays: dict[str, Array]
+    arrays: dict[str, Array] = {}
     labels: list[str] = []
+    records: list[msgspec.Raw] = []
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,12 +161,17 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item's answer: either `result` (MessagePack of `Result`), `payload`, or `failure`."""
+    """One item's answer: either `result` (MessagePack of `Result`), `payload`, or `failure`.
+
+    failures: inputs of the item that failed alone, by their index in it; the rows of the result
+    are those of the other inputs, in order. Only where `Params.partial` asked for it.
+    """
 
     item: str
     result: msgspec.Raw = EMPTY
     failure: Failure | None = None
     payload: PayloadRef | None = None
+    failures: dict[int, Failure] = {}
     tokens: int = 0
     timing: Timing = Timing()
     worker: str = ""
@@ -178,10 +197,13 @@ class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker can say of one model.
+    """What a worker can say of one model, named by its key (`id@revision`).
 
-    token_s: device seconds of a useful token, padding and launches included; 0 while unknown.
-    bytes_per_token: what its texts have had; 0 while unknown.
+    reason: why it is unavailable, or how far its load is. token_s: device seconds of a useful
+    token, padding and launches included; 0 while unknown. bytes_per_token: what its texts have
+    had; 0 while unknown. devices: those that hold it. memory_bytes: of one copy, as measured; 0
+    while unknown. load_s: what its last load took; 0 while unknown. loading_s: for how long it has
+    been loading. idle_s: since its last batch.
     """
 
     model: str
@@ -189,6 +211,19 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     token_s: float = 0.0
     bytes_per_token: float = 0.0
+    devices: list[str] = []
+    memory_bytes: int = 0
+    load_s: float = 0.0
+    loading_s: float = 0.0
+    idle_s: float = 0.0
+
+
+class MemoryState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One memory of a worker (`host`, `cuda:0`) in bytes: what models may use, what they do."""
+
+    name: str
+    budget_bytes: int
+    used_bytes: int
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -199,6 +234,19 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: int = 1
     held_items: int = 0
     draining: bool = False
+    memories: list[MemoryState] = []
+    v: int = VERSION
+
+
+class Nudge(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operator's wish: load a model (by key) now, or evict it where it is idle.
+
+    worker: the one that is meant; empty: for `load` the first that can, for `evict` all of them.
+    """
+
+    verb: Literal["load", "evict"]
+    model: str
+    worker: str = ""
     v: int = VERSION
 
 
@@ -280,3 +328,4 @@ decode_missing = _decoder(Missing)
 decode_status = _decoder(Status)
 decode_dead_letter = _decoder(DeadLetter)
 decode_backlog = _decoder(Backlog)
+decode_nudge = _decoder(Nudge)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import ClassVar
 
-from shoal.core.types import TASKS
+from shoal.core.types import TEXT_TASKS
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
@@ -37,7 +37,7 @@ class OnnxRuntime:
 
         providers(device)  # a missing device is known now, not at the first load
         self.version = version("onnxruntime")
-        self.traits = Traits(accepts_ids=True, tasks=list(TASKS))
+        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS))
         self._device = device
         self._threads = threads
         self._models: dict[str, LoadedModel] = {}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import ClassVar
 
-from shoal.core.types import TASKS
+from shoal.core.types import TEXT_TASKS
 from shoal.errors import ModelUnavailable, RuntimeUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
@@ -45,7 +45,7 @@ class TorchRuntime:
         self._device = device
         self._packs = device == "cpu"
         self._linear = choose(device)
-        self.traits = Traits(accepts_ids=True, tasks=list(TASKS), packing=self._packs)
+        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), packing=self._packs)
         self._models: dict[str, LoadedModel] = {}
 
     def load(self, spec: ModelSpec) -> None:
