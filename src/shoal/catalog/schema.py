@@ -94,9 +94,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
     digests: Annotated[
         dict[str, Digest],
-        Meta(
-            description="SHA-256 of files of the source, by path; a file that differs is refused."
-        ),
+        Meta(description="SHA-256 of files of the source, by path; others are refused."),
     ] = {}
     revision: Annotated[
         Revision, Meta(description="Version of the weights; requests may name `id@revision`.")
@@ -105,9 +103,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime: Annotated[Name, Meta(description="Runtime that executes it.")] = "onnx"
     family: Annotated[
         Name | None,
-        Meta(
-            description="Code path of the runtime that runs it; found from the files if left out."
-        ),
+        Meta(description="Code path of its runtime that runs it; else found from the files."),
     ] = None
     verified: Annotated[
         Literal["weights", "family", "none"],
@@ -162,10 +158,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="What `encode` can return; the first is the default."),
     ] = {}
     scorer: Annotated[
-        Literal["similarity", "head", "joint"],
+        Literal["similarity", "maxsim", "head", "joint"],
         Meta(
-            description="How `score` is computed: cosine `similarity` of dense vectors, a `head` "
-            "over the two vectors, or `joint`, a cross-encoder that reads both texts at once."
+            description="How `score` is computed: cosine `similarity` of dense vectors, `maxsim` "
+            "of token vectors, a `head` over the two vectors, or `joint`, a cross-encoder that reads both texts at once."
         ),
     ] = "similarity"
     heads: Annotated[

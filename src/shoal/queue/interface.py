@@ -149,8 +149,9 @@ class Shelf(Protocol):
         """The kept versions of a record, removals included, the oldest first."""
 
     async def put(self, key: str, data: bytes, revision: int | None = None) -> int | None:
-        """A new version; its revision. With `revision`: only where that is the newest (0: where
-        there is none, or a removed one), else None.
+        """A new version; its revision.
+
+        With `revision`: only where that is the newest (0: where there is no record), else None.
         """
 
     async def remove(self, key: str, revision: int | None = None) -> bool:
