@@ -161,7 +161,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["similarity", "maxsim", "head", "joint"],
         Meta(
             description="How `score` is computed: cosine `similarity` of dense vectors, `maxsim` "
-            "of token vectors, a `head` over the two vectors, or `joint`, a cross-encoder that reads both texts at once."
+            "of token vectors, a `head` over the two vectors, or `joint`, a cross-encoder that "
+            "reads both texts at once."
         ),
     ] = "similarity"
     heads: Annotated[
