@@ -115,7 +115,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: Annotated[
         list[Literal["text", "image", "document", "audio", "file"]],
         Meta(min_length=1, description="What an input may be; `document` is an image or a PDF."),
-    ] = ["text"]
+    ] = msgspec.field(default_factory=lambda: ["text"])
     extracts: Annotated[
         list[Literal["entities", "text", "layout", "speech"]],
         Meta(description="What `extract` can return; the first is the default."),
@@ -186,8 +186,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(ge=0, le=64, description="Copies that the pool keeps loaded; a pinned model has 1."),
     ] = 0
     idle_timeout_s: Annotated[
-        float | None,
-        Meta(gt=0, description="Evict it after so long without a request, room or no room."),
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Evict it after so long without a request, room or no room."),
     ] = None
     requires: Annotated[
         list[Name],
