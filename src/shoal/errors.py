@@ -26,7 +26,8 @@
     │   └── Unreachable            503  (in clients) no server answers at the address
     ├── RuntimeFault           a model or its runtime failed on work that was well formed
     │   ├── RuntimeUnavailable     503  the runtime's library is not installed, or it does not start
-    │   ├── ModelUnavailable       503  the weights do not load
+    │   ├── ModelUnavailable       503  the weights do not load: another try would find the same
+    │   │   └── WeightsMissing     503  they are not there, or could not be fetched: later perhaps
     │   ├── RuntimeCrashed         503  the runtime's process went away
     │   ├── OutOfMemory            503
     │   └── RunFailed              500  the batch raised; non-finite numbers are here too
@@ -245,6 +246,12 @@ class ModelUnavailable(RuntimeFault):
     code = "model_unavailable"
     http_status = 503
     retryable = False
+
+
+class WeightsMissing(ModelUnavailable):
+    """The weights are not on this machine, or could not be fetched."""
+
+    code = "weights_missing"
 
 
 class RuntimeCrashed(RuntimeFault):

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import psutil
 import pytest
 
-from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, RuntimeUnavailable
+from shoal.errors import (
+    InvalidRequest,
+    ModelUnavailable,
+    RunFailed,
+    RuntimeUnavailable,
+    WeightsMissing,
+)
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes import registry
 from shoal.runtimes.null import numbers
@@ -107,3 +114,34 @@ def test_null_runs_only_what_is_loaded():
     with pytest.raises(ModelUnavailable):
         runtime.run("m@1", [encode("a", "x")])
     assert runtime.memory() == {}
+
+
+def test_null_holds_the_memory_it_was_told_to():
+    """`mib` is resident while the model is loaded, and gone at once when it is not."""
+    process, held_bytes = psutil.Process(), 64 * 2**20
+    before_bytes = process.memory_info().rss
+    runtime = null_with(mib=64)
+    assert runtime.memory() == {"m@1": held_bytes}
+    assert process.memory_info().rss - before_bytes > 0.9 * held_bytes
+    runtime.unload("m@1")
+    assert process.memory_info().rss - before_bytes < 0.1 * held_bytes
+
+
+def test_null_loads_fail_as_they_were_told_to():
+    """Each kind of failure is the error that a real load raises; with a number, it passes."""
+    for kind, error in (
+        ("oom", MemoryError),
+        ("missing", WeightsMissing),
+        ("config", ModelUnavailable),
+        ("typing-error", ModelUnavailable),
+    ):
+        with pytest.raises(error):
+            null_with(load_fails=kind)
+    runtime = registry.create("null", "cpu", 1)
+    spec = ModelSpec("m@1", "", "", ["encode"], options={"load_fails": "oom:2"})
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            runtime.load(spec)
+        assert runtime.memory() == {}
+    runtime.load(spec)
+    assert runtime.memory() == {"m@1": 0}

@@ -10,12 +10,17 @@ It takes texts and answers at once with small float32 numbers that depend on not
     crash    a text that takes the process down, as a segmentation fault would
     oom      a text that needs more memory than there is
     nan      a text whose numbers are not finite: its item fails, its neighbours do not
+    mib      memory that a loaded model holds, really allocated and touched
+    load_s   time each load takes
+    load_fails  what becomes of a load: `oom`, `missing` or `config`; with a number, as in `oom:2`,
+             of so many loads in this process before they succeed
 
 Owns those answers. Does not own any policy, and computes nothing that means anything.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 import zlib
@@ -26,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.core.types import TEXT_TASKS
-from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError
+from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError, WeightsMissing
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.interface import RanItems
 from shoal.wire.arrays import Array
@@ -37,6 +42,12 @@ Floats = npt.NDArray[np.float32]
 # An odd multiplier spreads a checksum over the columns (Knuth's multiplicative hashing).
 _KNUTH = 2_654_435_761
 _OUTPUTS = ("dense", "sparse")
+_MIB = 2**20
+_LOAD_FAULTS: dict[str, Exception] = {
+    "oom": MemoryError("the load was told to find no memory"),
+    "missing": WeightsMissing("the load was told to find no weights"),
+    "config": ModelUnavailable("the load was told to find weights that do not fit"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class _Model:
     crash: str | None
     oom: str | None
     nan: str | None
+    pages: mmap.mmap | None
 
 
 class NullRuntime:
@@ -62,6 +74,7 @@ class NullRuntime:
         self.device = device
         self.threads = threads
         self._models: dict[str, _Model] = {}
+        self._failed_loads: dict[str, int] = {}
 
     def load(self, spec: ModelSpec) -> None:
         """Reads the options; no file is opened."""
@@ -69,6 +82,9 @@ class NullRuntime:
         dim = int(options.get("dim", 8))
         if dim < 1:
             raise ModelUnavailable(f"{spec.key}: option dim is {dim}, at least 1 is needed")
+        time.sleep(float(options.get("load_s", 0.0)))
+        self._fail_as_told(spec)
+        self.unload(spec.key)
         self._models[spec.key] = _Model(
             spec=spec,
             dim=dim,
@@ -78,11 +94,24 @@ class NullRuntime:
                 fault: str(options[fault]) if fault in options else None
                 for fault in ("poison", "crash", "oom", "nan")
             },
+            pages=_touched(int(options.get("mib", 0)) * _MIB),
         )
 
+    def _fail_as_told(self, spec: ModelSpec) -> None:
+        kind, _, times = str(spec.options.get("load_fails", "")).partition(":")
+        failed = self._failed_loads.get(spec.key, 0)
+        if not kind or (times and failed >= int(times)):
+            return
+        self._failed_loads[spec.key] = failed + 1
+        if kind not in _LOAD_FAULTS:
+            raise ModelUnavailable(f"{spec.key}: load_fails is one of {', '.join(_LOAD_FAULTS)}")
+        raise _LOAD_FAULTS[kind]
+
     def unload(self, key: str) -> None:
-        """Forgets the model."""
-        self._models.pop(key, None)
+        """Forgets the model; its memory goes back to the system at once."""
+        model = self._models.pop(key, None)
+        if model is not None and model.pages is not None:
+            model.pages.close()
 
     def run(
         self,
@@ -114,8 +143,18 @@ class NullRuntime:
         return RanItems(outcomes, tokens)
 
     def memory(self) -> dict[str, int]:
-        """No model holds memory worth counting."""
-        return dict.fromkeys(self._models, 0)
+        """The bytes of each model's option `mib`."""
+        return {key: len(model.pages or b"") for key, model in self._models.items()}
+
+
+def _touched(size_bytes: int) -> mmap.mmap | None:
+    """So much memory of its own pages, each written to, so that it counts as resident."""
+    if size_bytes == 0:
+        return None
+    pages = mmap.mmap(-1, size_bytes)
+    for at in range(0, size_bytes, mmap.PAGESIZE):
+        pages[at] = 1
+    return pages
 
 
 def numbers(texts: Sequence[str], dim: int) -> Floats:
