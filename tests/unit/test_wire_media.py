@@ -1,0 +1,115 @@
+"""Headers of files: kinds, sizes, costs; nothing of them is trusted."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from PIL import Image
+
+from shoal.wire.media import (
+    PIXELS_PER_TOKEN,
+    TOKENS_PER_FILE,
+    TOKENS_PER_PAGE,
+    TOKENS_PER_S,
+    sniff,
+)
+
+FORMATS = ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]
+
+
+def picture(form, width=321, height=123, **options):
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "teal").save(file, form, **options)
+    return file.getvalue()
+
+
+def sound(seconds, rate=16_000):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        out.writeframes(b"\0\0" * int(seconds * rate))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_media_size_of_an_image_is_that_of_its_encoder(form):
+    """Width and height are read as the library that wrote the file meant them."""
+    found = sniff(picture(form))
+    assert (found.kind, found.format) == ("image", form.lower())
+    assert (found.width, found.height) == (321, 123)
+    assert found.cost_tokens == 1 + 321 * 123 // PIXELS_PER_TOKEN
+
+
+@pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 50}, {"exif": b"Exif\0\0"}])
+def test_media_reads_all_three_kinds_of_webp(options):
+    """Lossless, lossy and extended WebP say their size at different places."""
+    found = sniff(picture("WEBP", **options))
+    assert (found.width, found.height) == (321, 123)
+
+
+def test_media_jpeg_size_stands_behind_other_segments():
+    """A progressive picture with a comment before its frame header has its size."""
+    data = picture("JPEG", progressive=True, comment=b"x" * 60_000)
+    assert (sniff(data).width, sniff(data).height) == (321, 123)
+
+
+def test_media_duration_of_wav_is_what_is_there():
+    """The seconds of a recording; of a cut one as many as are left, whatever the header says."""
+    whole = sound(2.0)
+    assert (sniff(whole).kind, sniff(whole).duration_s) == ("audio", 2.0)
+    assert sniff(whole).cost_tokens == 1 + 2 * TOKENS_PER_S
+    assert 0.9 < sniff(whole[: len(whole) // 2]).duration_s <= 1.0
+
+
+def test_media_pages_of_a_document_are_counted():
+    """A PDF costs by its pages, and an empty one as much as a page."""
+    file = io.BytesIO()
+    pages = [Image.new("RGB", (60, 60)) for _ in range(3)]
+    pages[0].save(file, "PDF", save_all=True, append_images=pages[1:])
+    found = sniff(file.getvalue())
+    assert (found.kind, found.pages) == ("pdf", 3)
+    assert found.cost_tokens == 3 * TOKENS_PER_PAGE
+    assert sniff(b"%PDF-1.7\n").cost_tokens == TOKENS_PER_PAGE
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"fLaC\x00\x00\x00\x22" + b"\0" * 10 + b"\x03\xe8\x02\xf0\x00\x00\x3e\x80", "flac"),
+        (b"ID3\x04", "mp3"),
+        (b"\xff\xfb\x90\x00", "mp3"),
+        (b"\xff\xf1\x50\x80", "aac"),
+        (b"OggS\0", "ogg"),
+        (b"\0\0\0\x20ftypM4A ", "m4a"),
+        (b"\x1aE\xdf\xa3", "webm"),
+        (b"FORM\0\0\0\0AIFF", "aiff"),
+    ],
+)
+def test_media_knows_sounds_by_their_first_bytes(data, name):
+    """Each kind of sound is known; where its length is not, its bytes stand for it."""
+    found = sniff(data)
+    assert (found.kind, found.format) == ("audio", name)
+    assert found.duration_s == (1.0 if name == "flac" else 0.0)
+    assert found.cost_tokens >= 1
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"RIFF", b"BM", b"\0" * 100])
+def test_media_unknown_is_unknown(data):
+    """What is none of these is a file like any other."""
+    assert (sniff(data).kind, sniff(data).cost_tokens) == ("unknown", TOKENS_PER_FILE)
+
+
+@given(st.sampled_from(FORMATS), st.data())
+def test_media_of_a_damaged_file_never_raises(form, data):
+    """A header that is cut or overwritten gives a Media with numbers that are no less than 0."""
+    whole = bytearray(picture(form, 5, 7))
+    for _ in range(data.draw(st.integers(0, 8))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    found = sniff(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+    assert min(found.width, found.height, found.cost_tokens) >= 0
