@@ -18,6 +18,7 @@ from msgspec.structs import fields as struct_fields
 
 from shoal.catalog.schema import Entry
 from shoal.core.spelling import did_you_mean
+from shoal.core.types import TASKS
 from shoal.ipc.messages import HeadSpec
 
 MOVING_REVISIONS = frozenset({"main", "master", "head", "latest", "refs/heads/main"})
@@ -25,6 +26,12 @@ WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".gguf")
 _PROMPT = re.compile(r"[a-z][a-z0-9_-]*")
 _PACKAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _HF_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_READ_FROM: dict[str, set[str]] = {
+    "entities": {"text"},
+    "text": {"document", "image"},
+    "layout": {"document", "image"},
+    "speech": {"audio"},
+}
 _ALIAS = re.compile(r"[^\s@\x00-\x1f\x7f]+")
 
 
@@ -58,12 +65,19 @@ def shape(value: Any, hint: Any = Entry, path: str = "") -> list[Finding]:
     return inner or _leaf(value, hint, metas, path)
 
 
-def sense(entry: Entry) -> list[Finding]:
-    """Every way in which the fields of an entry contradict or lack one another."""
+def sense(entry: Entry, *, served: bool = True) -> list[Finding]:
+    """Every way in which the fields of an entry contradict or lack one another.
+
+    served: False for an entry that is only known, as those of the field are: it may name a hub's
+    model without a revision, and a task that nothing serves.
+    """
     return [
         *_names(entry),
-        *_places(entry),
+        *(_unserved(entry) if served else ()),
+        *(_places(entry) if served or not entry.unpinned else ()),
         *_abilities(entry),
+        *_kinds_of_input(entry),
+        *_keeping(entry),
         *(finding for task, head in entry.heads.items() for finding in _head(task, head)),
     ]
 
@@ -228,22 +242,67 @@ def _places(entry: Entry) -> Iterator[Finding]:
         yield Finding("weights", f"`{entry.weights}` is an unknown file type; known are {known}")
 
 
+def _unserved(entry: Entry) -> Iterator[Finding]:
+    for index, task in enumerate(entry.tasks):
+        if task not in TASKS:
+            yield Finding(f"tasks[{index}]", f"`{task}`: no runtime serves it yet")
+
+
 def _abilities(entry: Entry) -> Iterator[Finding]:
     encodes, scores, classifies = (task in entry.tasks for task in ("encode", "score", "classify"))
     if encodes and not entry.outputs:
         yield Finding("outputs", "`encode` needs an output, such as `dense: {dim: 384}`")
     if scores and entry.scorer == "similarity" and "dense" not in entry.outputs:
         yield Finding("scorer", "`similarity` compares dense vectors: `outputs.dense` is missing")
+    if scores and entry.scorer == "maxsim" and "multivector" not in entry.outputs:
+        yield Finding("scorer", "`maxsim` compares token vectors: `outputs.multivector` is missing")
     if scores and entry.scorer == "head" and "score" not in entry.heads:
         yield Finding("heads", "scorer `head` needs `heads.score`")
     if "score" in entry.heads and not (scores and entry.scorer == "head"):
         yield Finding("heads.score", "is used by task `score` with `scorer: head` only")
-    if classifies and "classify" not in entry.heads and entry.scorer != "joint":
-        yield Finding("tasks", "`classify` needs `heads.classify`, or a model with `scorer: joint`")
+    # A network of its own kind (one that does not encode, or reads no text) has its classifier in
+    # it; a text encoder has none unless the entry says so.
+    own = not encodes or entry.inputs != ["text"] or entry.labels or entry.scorer == "joint"
+    if classifies and "classify" not in entry.heads and not own:
+        yield Finding(
+            "tasks",
+            "`classify` needs `heads.classify`, the `labels` of the network's own classifier, or "
+            "a model with `scorer: joint`",
+        )
     if "classify" in entry.heads and not classifies:
         yield Finding("heads.classify", "is there, but `tasks` does not have `classify`")
     if entry.scorer == "joint" and not (scores or classifies):
         yield Finding("scorer", "`joint` serves `score` and `classify`, and `tasks` has neither")
+    if entry.labels and not (scores or classifies or "extract" in entry.tasks):
+        yield Finding("labels", "name classes, and no task of `tasks` has any")
+
+
+def _kinds_of_input(entry: Entry) -> Iterator[Finding]:
+    extracts = "extract" in entry.tasks
+    if extracts and not entry.extracts:
+        yield Finding("extracts", "`extract` needs what it returns, such as `[entities]`")
+    if entry.extracts and not extracts:
+        yield Finding("extracts", "is there, but `tasks` does not have `extract`")
+    for index, found in enumerate(entry.extracts):
+        readable = _READ_FROM[found]
+        if not readable & set(entry.inputs):
+            names = " or ".join(f"`{name}`" for name in sorted(readable))
+            yield Finding(f"extracts[{index}]", f"`{found}` is read from {names}: see `inputs`")
+    if "transcribe" in entry.tasks and "audio" not in entry.inputs:
+        yield Finding("inputs", "`transcribe` listens: `audio` is missing")
+    for field, values in (
+        ("inputs", entry.inputs),
+        ("extracts", entry.extracts),
+        ("labels", entry.labels),
+    ):
+        for value in _repeated(values):
+            yield Finding(field, f"`{value}` stands there twice")
+
+
+def _keeping(entry: Entry) -> Iterator[Finding]:
+    if entry.idle_timeout_s is not None and (entry.pinned or entry.min_replicas):
+        kept = "pinned" if entry.pinned else "min_replicas"
+        yield Finding("idle_timeout_s", f"evicts what `{kept}` keeps: choose one of them")
 
 
 def _head(task: str, head: HeadSpec) -> Iterator[Finding]:

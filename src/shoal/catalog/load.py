@@ -9,8 +9,10 @@ passed over, folders are not entered; any other file is a fault, since it was me
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from shoal.catalog.snapshot import Snapshot
 from shoal.errors import CatalogError
 
 BUILTIN = Path(__file__).parent / "data" / "models"
+FIELD = Path(__file__).parent / "data" / "field"
 MAX_FILE_BYTES = 256 * 1024
 MAX_DEPTH = 16
 
@@ -46,8 +49,8 @@ class _Document:
 
     file: str
     value: Any = None
-    lines: dict[str, int] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    lines: dict[str, int] = dataclasses.field(default_factory=dict)
+    faults: list[Fault] = dataclasses.field(default_factory=list)
 
     def blame(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
@@ -62,8 +65,21 @@ class _Document:
 
 def load(folder: Path | None) -> Snapshot:
     """The catalog in `folder`, or the built-in one. Raises `CatalogError` with every fault."""
-    folder = BUILTIN if folder is None else folder
-    entries, faults = read(folder)
+    return _snapshot(BUILTIN if folder is None else folder, served=True)
+
+
+@cache
+def field() -> Snapshot:
+    """The models that people ask for, known with what their cards say; nothing serves them.
+
+    An entry of it becomes a model to serve when it is copied into a catalog, with a revision where
+    it has none (`Entry.unpinned`).
+    """
+    return _snapshot(FIELD, served=False)
+
+
+def _snapshot(folder: Path, *, served: bool) -> Snapshot:
+    entries, faults = read(folder, served=served)
     if faults:
         listed = "\n".join(f"  {fault}" for fault in faults)
         count = "an error" if len(faults) == 1 else f"{len(faults)} errors"
@@ -71,8 +87,8 @@ def load(folder: Path | None) -> Snapshot:
     return Snapshot(entries)
 
 
-def read(folder: Path) -> tuple[list[Entry], list[Fault]]:
-    """The sound entries of a folder and every fault of the others."""
+def read(folder: Path, *, served: bool = True) -> tuple[list[Entry], list[Fault]]:
+    """The sound entries of a folder and every fault of the others. served: see `check.sense`."""
     if not folder.is_dir():
         return [], [Fault(str(folder), 0, "there is no such folder")]
     entries: list[tuple[_Document, Entry]] = []
@@ -86,7 +102,7 @@ def read(folder: Path) -> tuple[list[Entry], list[Fault]]:
             faults.append(Fault(path.name, 0, what))
             continue
         document = _read_document(path)
-        entry = _entry(document)
+        entry = _entry(document, served=served)
         faults += document.faults
         if entry is not None:
             entries.append((document, entry))
@@ -96,14 +112,14 @@ def read(folder: Path) -> tuple[list[Entry], list[Fault]]:
     return [entry for _, entry in entries], faults
 
 
-def _entry(document: _Document) -> Entry | None:
+def _entry(document: _Document, *, served: bool) -> Entry | None:
     if document.faults:
         return None
     document.blame(shape(document.value))
     if document.faults:
         return None
     entry = msgspec.convert(document.value, Entry)
-    document.blame(sense(entry))
+    document.blame(sense(entry, served=served))
     return None if document.faults else entry
 
 

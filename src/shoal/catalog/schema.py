@@ -39,6 +39,9 @@ Source = Annotated[
 Digest = Annotated[
     str, Meta(pattern=r"^[0-9a-f]{64}$", extra={"expected": "64 lower-case hexadecimal digits"})
 ]
+Link = Annotated[
+    str, Meta(pattern=r"^https://\S+$", max_length=400, extra={"expected": "an https:// address"})
+]
 Pool = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -81,7 +84,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         list[Task],
         Meta(
             min_length=1,
-            description="What it serves: encode, score, classify, extract, transcribe.",
+            description="What it serves: encode, score, classify, extract, transcribe (and "
+            "generate, which no runtime serves yet).",
         ),
     ]
     source: Annotated[
@@ -193,10 +197,38 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         list[Name],
         Meta(description="Packages that carry the weights, as pip requirements (for messages)."),
     ] = []
-    licence: Annotated[str | None, Meta(description="Licence of the weights.")] = None
+    licence: Annotated[
+        str | None, Meta(description="Licence of the weights: its SPDX name where it has one.")
+    ] = None
+    kind: Annotated[
+        Literal[
+            "dense",
+            "sparse",
+            "multivector",
+            "rerank",
+            "extraction",
+            "ocr",
+            "layout",
+            "classification",
+            "guard",
+            "vision",
+            "audio",
+            "generation",
+        ]
+        | None,
+        Meta(description="The shelf that people look for it on; nothing is decided by it."),
+    ] = None
+    facts: Annotated[
+        list[Link], Meta(description="Where what is stated here can be looked up.")
+    ] = []
     description: Annotated[str, Meta(description="One line for people.")] = ""
 
     @property
     def key(self) -> str:
         """`id@revision`: what is loaded, cached and named in messages."""
         return f"{self.id}@{self.revision}"
+
+    @property
+    def unpinned(self) -> bool:
+        """Whether its source is a hub's model without a revision, which cannot be loaded."""
+        return self.source.startswith("hf://") and "@" not in self.source
