@@ -34,7 +34,7 @@ IMPORTS: dict[str, set[str]] = {
     "configuration": {"settings", "telemetry", "core"},
     "core": set(),
     "wire": {"core"},
-    "catalog": {"core", "ipc.messages"},  # a head is written in YAML as it travels to a runtime
+    "catalog": {"core", "ipc.messages", "clock"},  # a head is in YAML what a runtime is told
     "queue": {"wire", "core"} | SHELL,
     "ipc": {"wire", "core"} | SHELL,
     "gateway": {"queue", "catalog", "core", "wire"} | SHELL,

@@ -1,0 +1,200 @@
+"""What is written of the catalog for all to see, and what makes one catalog another.
+
+Owns the record of a model (its one form in bytes, and why one cannot be read), the difference of
+two catalogs, and the reasons to refuse a change. Pure. Does not own where records are kept (a
+shelf, see `follow`), who writes them (`seed`) or the sense of a single entry (`check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec.structs import fields as struct_fields
+
+from shoal.catalog.check import sense, shape
+from shoal.catalog.schema import Entry
+from shoal.errors import CatalogError
+
+Origin = Literal["folder", "command"]
+
+# What may change while a revision is being served: none of it changes an answer or what a line's
+# items were prepared for. Every other field, also one that is yet to come, is bound to a revision.
+LIVE_FIELDS = frozenset(
+    {
+        "aliases",
+        "description",
+        "idle_timeout_s",
+        "licence",
+        "memory_mib",
+        "min_replicas",
+        "pinned",
+        "pool",
+        "profile",
+        "requires",
+        "verified",
+        "weight",
+    }
+)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A model as it stands on the shelf. origin: a catalog folder, or a person's command."""
+
+    entry: Entry
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field of an entry; the values as plain data, as they would stand in YAML."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An entry that is in both catalogs and differs."""
+
+    before: Entry
+    after: Entry
+    fields: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What leads from one catalog to another; each part in the order of the ids."""
+
+    added: tuple[Entry, ...] = ()
+    changed: tuple[Changed, ...] = ()
+    removed: tuple[Entry, ...] = ()
+    same: tuple[Entry, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+def shelf_key(model_id: str) -> str:
+    """The key of a model's record: injective, since an id has no `=` in it."""
+    return model_id.replace(".", "=2E")
+
+
+def encode_record(record: Record) -> bytes:
+    """JSON of what differs from the defaults.
+
+    So a process of an older version can read a record of a newer one, as long as the record uses
+    none of the newer fields.
+    """
+    return msgspec.json.encode({"entry": _trimmed(record.entry), "origin": record.origin})
+
+
+def decode_record(key: str, data: bytes) -> Record:
+    """The record that stands under `key`. Raises `CatalogError` with everything that is wrong."""
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CatalogError(f"no valid JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("origin") not in get_args(Origin):
+        raise CatalogError("no record of an entry and its origin")
+    plain = document.get("entry")
+    findings = shape(plain)
+    if not findings:
+        entry = msgspec.convert(plain, Entry)
+        if shelf_key(entry.id) != key:
+            raise CatalogError(f"the record of `{entry.id}` stands under the key of another model")
+        findings = sense(entry)
+    if findings:
+        said = (f"{found.path}: {found.what}" if found.path else found.what for found in findings)
+        raise CatalogError("; ".join(said))
+    return Record(entry, document["origin"])
+
+
+def difference(wanted: Iterable[Entry], present: Iterable[Entry]) -> Changes:
+    """What would make the catalog `present` the catalog `wanted`."""
+    have = {entry.id: entry for entry in present}
+    want = {entry.id: entry for entry in wanted}
+    both = [(have[name], want[name]) for name in sorted(want.keys() & have.keys())]
+    pairs = [Changed(old, new, changed_fields(old, new)) for old, new in both]
+    return Changes(
+        added=tuple(want[name] for name in sorted(want.keys() - have.keys())),
+        changed=tuple(pair for pair in pairs if pair.fields),
+        removed=tuple(have[name] for name in sorted(have.keys() - want.keys())),
+        same=tuple(pair.after for pair in pairs if not pair.fields),
+    )
+
+
+def changed_fields(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
+    """The fields in which two entries differ, in the order of the schema."""
+    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    return tuple(
+        FieldChange(field.encode_name, old[field.encode_name], new[field.encode_name])
+        for field in struct_fields(Entry)
+        if old[field.encode_name] != new[field.encode_name]
+    )
+
+
+def refusals(changes: Changes, others: Iterable[Entry] = ()) -> list[str]:
+    """Every reason not to make these changes; empty where they may be made.
+
+    others: entries that stay beside the catalog that was compared (of another origin, say).
+    """
+    after = [*changes.same, *(pair.after for pair in changes.changed), *changes.added]
+    reasons = [
+        f"model `{entry.id}`: {finding.path}: {finding.what}"
+        for entry in after
+        for finding in sense(entry)
+    ]
+    for pair in changes.changed:
+        bound = [field.name for field in pair.fields if field.name not in LIVE_FIELDS]
+        if bound and pair.before.revision == pair.after.revision:
+            reasons.append(
+                f"model `{pair.after.id}`: a change of {', '.join(bound)} needs another "
+                f"`revision` than `{pair.before.revision}`, under which others are being answered"
+            )
+    beside = [entry for entry in others if entry.id not in {e.id for e in changes.removed}]
+    return reasons + list(clashes([*beside, *after]).values())
+
+
+def clashes(entries: Iterable[Entry]) -> dict[str, str]:
+    """The entries with a name that an earlier one has: their ids, each with the reason.
+
+    Their other names stay free, as if they were not there.
+    """
+    owners: dict[str, str] = {}
+    out: dict[str, str] = {}
+    for entry in entries:
+        names = (entry.id, *entry.aliases)
+        taken = [name for name in names if name in owners]
+        if taken:
+            owner = owners[taken[0]]
+            out[entry.id] = f"model `{entry.id}`: the name `{taken[0]}` is taken by `{owner}`"
+            continue
+        owners.update(dict.fromkeys(names, entry.id))
+    return out
+
+
+def _trimmed(value: msgspec.Struct) -> dict[str, Any]:
+    """A struct as plain data without the fields that have their default, at every level."""
+    plain: dict[str, Any] = {}
+    for field in struct_fields(type(value)):
+        it = getattr(value, field.name)
+        if field.required or it != _default(field):
+            plain[field.encode_name] = _plain(it)
+    return plain
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    factory = field.default_factory
+    return field.default if factory is msgspec.NODEFAULT else factory()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _trimmed(value)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return msgspec.to_builtins(value)
