@@ -109,8 +109,10 @@ class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
     the others the documents it is scored against. `pairs`: a, b, a, b, ...
     texts: the same sequences as texts, for a runtime that does not accept ids.
     owners: for `extract` on texts, the input that each sequence is a window of, in order; empty:
-    each sequence is one input. offsets: where each id came from in its input: uint32 start and
-    end in characters for every id of every sequence, little-endian; 0, 0 for special tokens.
+    each sequence is one input. offsets: for `extract`, where the word of each id lies in its input:
+    uint32 start and end in characters for every id of every sequence, little-endian; 0, 0 for
+    special tokens. For other tasks they only say which ids are special, where a model's option
+    `special_tokens` is off.
     blobs: inputs that are no texts, one per input; `lengths` then has an estimate of each one's
     cost in tokens.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import structs
@@ -29,15 +29,18 @@ log = logging.getLogger(__name__)
 class HeldItem:
     """One item in hand.
 
-    arrived_s, started_s: monotonic seconds of its delivery and of its batch's start. queued_s: how
-    long it had waited at the broker. run_item: there once it is prepared.
+    key: of its model's line. arrived_s, started_s: monotonic seconds of its delivery and of its
+    batch's start. queued_s: how long it had waited at the broker. run_item: there once it is prepared. failures: inputs that
+    were left out of it, by index.
     """
 
     delivery: Delivery
     envelope: Envelope
     arrived_s: float
+    key: str = ""
     queued_s: float = 0.0
     run_item: RunItem | None = None
+    failures: dict[int, ShoalError] = field(default_factory=dict)
     load_s: float = 0.0
     started_s: float = 0.0
 
@@ -82,9 +85,9 @@ class Held:
         """The ids of a request's items that are here."""
         return list(self._requests.get(request, ()))
 
-    def of_model(self, model: str) -> list[str]:
-        """The ids of a model's items that are here."""
-        return [i for i, item in self._items.items() if item.envelope.model == model]
+    def of_model(self, key: str) -> list[str]:
+        """The ids of the items of a model (`id@revision`) that are here."""
+        return [i for i, item in self._items.items() if item.key == key]
 
     def _take(self, item_id: str) -> HeldItem | None:
         item = self._items.pop(item_id, None)

@@ -41,7 +41,7 @@ from shoal.worker.dispatch import Dispatch
 from shoal.worker.held import Held, HeldItem
 from shoal.worker.lines import Line
 from shoal.worker.resident import Residents
-from shoal.worker.tokenise import Tokeniser, prepare
+from shoal.worker.tokenise import Prepared, Tokeniser, prepare
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,9 @@ class Intake:
         if entry.key not in self._tokenisers:
 
             def make() -> Tokeniser:
-                return Tokeniser(tokenizer_path(entry, self._cache_dir), entry.max_tokens)
+                bare = entry.family == "static"
+                path = tokenizer_path(entry, self._cache_dir)
+                return Tokeniser(path, entry.max_tokens, bare=bare)
 
             # Not in the pool: it may download, and other models' items must not wait for that.
             self._tokenisers[entry.key] = await asyncio.to_thread(make)
@@ -288,7 +290,10 @@ def _prepare_items(
     made: list[RunItem | ShoalError] = []
     for item, body in zip(items, bodies, strict=True):
         try:
-            made.append(_prepare_item(entry, traits, tokeniser, item, body))
+            prepared = _prepare_item(entry, traits, tokeniser, item, body)
+            item.failures = prepared.failures
+            # An item with no input left to run fails with what was wrong with the first.
+            made.append(prepared.run_item or next(iter(prepared.failures.values())))
         except ShoalError as error:
             made.append(error)
         except Exception as error:  # task root
@@ -303,7 +308,7 @@ def _prepare_item(
     tokeniser: Tokeniser | None,
     item: HeldItem,
     body: bytes | ShoalError,
-) -> RunItem:
+) -> Prepared:
     if isinstance(body, ShoalError):
         raise body
     envelope = item.envelope

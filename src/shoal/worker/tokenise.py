@@ -1,8 +1,10 @@
 """From an item's inputs to the sequences that a runtime runs.
 
-Owns tokenising (once, here, for runtimes that accept ids), prompts, the layout of pairs and the
-refusal of over-long inputs. Does not own threads: `prepare` is called in a pool. Tokenizer files
-may carry their own truncation and padding; both are switched off, for they belong to the request.
+Owns tokenising (once, here, for runtimes that accept ids), prompts, the layout of pairs, windows
+over texts that are longer than the model, and the refusal of over-long inputs: of the whole item,
+or with `Params.partial` of the input at fault alone. Does not own threads: `prepare` is called in
+a pool. Tokenizer files may carry their own truncation and padding; both are switched off, for they
+belong to the request.
 """
 
 from __future__ import annotations
@@ -10,19 +12,34 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from shoal.catalog.schema import Entry
-from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable
+from shoal.errors import CallerError, InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
 from shoal.ipc.messages import RunItem, Traits
 from shoal.wire.envelope import Envelope, Inputs
+from shoal.wire.media import sniff
+from shoal.worker.windows import Span, windows, word_spans
 
 Layout = Literal["single", "shared", "pairs"]
 _U16_VOCABULARY = 65_536
+_NOWHERE: Span = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An item that is ready to run without the inputs at fault, which `failures` has by index.
+
+    run_item is None where no input is left to run.
+    """
+
+    run_item: RunItem | None
+    failures: dict[int, ShoalError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +51,23 @@ class _Text:
     second: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """A sequence as it runs. spans: where each id came from, where somebody will ask."""
+
+    ids: Sequence[int]
+    second_at: int = 0
+    spans: Sequence[Span] = ()
+
+
 class Tokeniser:
     """One model's tokenizer.
 
-    Raises `ModelUnavailable` when the file cannot be read.
+    bare: no special tokens are put around a text and unknown words are dropped, which is how a
+    table of static vectors is read. Raises `ModelUnavailable` when the file cannot be read.
     """
 
-    def __init__(self, path: Path, max_tokens: int) -> None:
+    def __init__(self, path: Path, max_tokens: int, *, bare: bool = False) -> None:
         try:
             self._whole = Tokenizer.from_file(str(path))
             self._cutting = Tokenizer.from_file(str(path))
@@ -53,19 +80,59 @@ class Tokeniser:
         self._cutting.enable_truncation(max_tokens)
         self.vocabulary = self._whole.get_vocab_size(with_added_tokens=True)
         self.id_bytes = 2 if self.vocabulary <= _U16_VOCABULARY else 4
+        self._specials = not bare
+        self._dropped: int | None = None
+        if bare and (unknown := getattr(self._whole.model, "unk_token", None)) is not None:
+            self._dropped = self._whole.token_to_id(unknown)
 
-    def ids(self, text: _Text, *, truncate: bool) -> tuple[list[int], int]:
+    def whole(self, text: str) -> Any:
+        """The library's encoding of all of a text, however long."""
+        return self._whole.encode(text, add_special_tokens=self._specials)
+
+    def ids(self, text: _Text, *, truncate: bool, spans: bool = False) -> _Sequence:
         """The ids of a text with its special tokens, and where a pair's second text begins.
 
-        Raises `InputTooLong` when there are more than the model takes and `truncate` is off.
+        With `spans` also where each id came from, (0, 0) for special tokens. Raises `InputTooLong`
+        when there are more ids than the model takes and `truncate` is off.
         """
-        encoded = self._whole.encode(text.first, text.second)
+        encoded = self._whole.encode(text.first, text.second, add_special_tokens=self._specials)
         if len(encoded.ids) > self.max_tokens:
             if not truncate:
                 raise _too_long(text.index, len(encoded.ids), self.max_tokens)
-            encoded = self._cutting.encode(text.first, text.second)
+            encoded = self._cutting.encode(
+                text.first, text.second, add_special_tokens=self._specials
+            )
+        ids = encoded.ids
+        if self._dropped is not None:
+            # A text of which nothing is known keeps its unknown words: an input has some token.
+            ids = [token for token in ids if token != self._dropped] or ids
         second_at = encoded.type_ids.index(1) if text.second is not None else 0
-        return encoded.ids, second_at
+        places: Sequence[Span] = ()
+        if spans:
+            # A text's own token never lies at (0, 0): it is as long as one character at least.
+            special = encoded.special_tokens_mask
+            places = [_NOWHERE if hidden else (0, 1) for hidden in special]
+        return _Sequence(ids, second_at, places)
+
+    def windows(self, text: str) -> list[_Sequence]:
+        """A text of any length as sequences that the model takes, with the span of each id."""
+        encoded = self.whole(text)
+        ids, special = encoded.ids, encoded.special_tokens_mask
+        spans = word_spans(text, encoded.offsets, encoded.word_ids)
+        before = next((i for i, mark in enumerate(special) if not mark), len(ids))
+        after = next((i for i, mark in enumerate(reversed(special)) if not mark), 0)
+        end = len(ids) - after
+        return [
+            _Sequence(
+                [*ids[:before], *ids[before + a : before + b], *ids[end:]],
+                spans=[
+                    *[_NOWHERE] * before,
+                    *spans[before + a : before + b],
+                    *[_NOWHERE] * after,
+                ],
+            )
+            for a, b in windows(end - before, self.max_tokens - before - after)
+        ]
 
     def check(self, ids: Sequence[int], index: int, *, truncate: bool) -> Sequence[int]:
         """Ids that the caller made: within the vocabulary and the length."""
@@ -94,62 +161,142 @@ def _too_long(index: int | None, tokens: int, max_tokens: int) -> InputTooLong:
 
 def prepare(
     entry: Entry, traits: Traits, tokeniser: Tokeniser | None, envelope: Envelope, inputs: Inputs
-) -> RunItem:
-    """The item as its runtime wants it. Raises a `CallerError` that names the input at fault."""
-    layout, texts = _layout(entry, envelope, inputs)
-    truncate = envelope.params.truncate
+) -> Prepared:
+    """The item as its runtime wants it.
+
+    Raises a `CallerError` that names the input at fault, unless the request is `partial`: then
+    that input alone is left out. A fault of the query is the whole item's.
+    """
+    if inputs.blobs:
+        return Prepared(_as_blobs(envelope, inputs))
+    layout, query, groups = _layout(entry, envelope, inputs)
     if not traits.accepts_ids or tokeniser is None:
-        return _as_texts(entry, envelope, inputs, layout, texts)
-    typecode = "H" if tokeniser.id_bytes == 2 else "I"
-    ids = array(typecode)
-    lengths: list[int] = []
-    second_at: list[int] = []
-    if inputs.ids:
-        for index, given in enumerate(inputs.ids):
-            kept = tokeniser.check(given, index, truncate=truncate)
-            ids.extend(kept)
-            lengths.append(len(kept))
-    for text in texts:
-        made, second = tokeniser.ids(text, truncate=truncate)
-        ids.extend(made)
-        lengths.append(len(made))
-        second_at.append(second)
+        return Prepared(_as_texts(entry, envelope, inputs, layout, [*query, *chain(*groups)]))
+    cutter = _Cutter(entry, tokeniser, envelope)
+    sequences = [made for text in query for made in cutter.sequences(text)]
+    owners: list[int] = []
+    failures: dict[int, ShoalError] = {}
+    served = 0
+    given: Sequence[Sequence[_Text | _Ids]] = _given(inputs) or groups
+    for index, group in enumerate(given):
+        try:
+            made = [sequence for one in group for sequence in cutter.sequences(one)]
+        except CallerError as error:
+            if not envelope.params.partial:
+                raise
+            failures[index] = error
+            continue
+        sequences += made
+        owners += [served] * len(made)
+        served += 1
+    if failures and not served:
+        return Prepared(None, failures)
+    if envelope.task != "extract":
+        owners = []
+    return Prepared(_as_ids(envelope, layout, tokeniser, sequences, owners), failures)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """Token ids that the caller made."""
+
+    index: int
+    ids: Sequence[int]
+
+
+def _given(inputs: Inputs) -> list[list[_Ids]]:
+    return [[_Ids(index, ids)] for index, ids in enumerate(inputs.ids)]
+
+
+class _Cutter:
+    """From one text, or one list of ids, to its sequences, as the item's task and model want it."""
+
+    def __init__(self, entry: Entry, tokeniser: Tokeniser, envelope: Envelope) -> None:
+        self._tokeniser = tokeniser
+        self._truncate = envelope.params.truncate
+        self._windows = envelope.task == "extract"
+        self._spans = entry.options.get("special_tokens") is False
+
+    def sequences(self, one: _Text | _Ids) -> list[_Sequence]:
+        """Raises `CallerError`."""
+        if isinstance(one, _Ids):
+            if self._windows:
+                raise InvalidRequest("extract takes texts, not token ids", param="inputs")
+            kept = self._tokeniser.check(one.ids, one.index, truncate=self._truncate)
+            return [_Sequence(kept, spans=[(0, 1)] * len(kept) if self._spans else ())]
+        if self._windows:
+            return self._tokeniser.windows(one.first)
+        return [self._tokeniser.ids(one, truncate=self._truncate, spans=self._spans)]
+
+
+def _as_ids(
+    envelope: Envelope,
+    layout: Layout,
+    tokeniser: Tokeniser,
+    sequences: Sequence[_Sequence],
+    owners: list[int],
+) -> RunItem:
+    ids = array("H" if tokeniser.id_bytes == 2 else "I")
+    offsets = array("I")
+    for sequence in sequences:
+        ids.extend(sequence.ids)
+        offsets.extend(chain.from_iterable(sequence.spans))
     if sys.byteorder == "big":
         ids.byteswap()
+        offsets.byteswap()
+    second_at = [sequence.second_at for sequence in sequences]
     return RunItem(
         envelope.item,
         envelope.task,
-        lengths,
+        [len(sequence.ids) for sequence in sequences],
         layout,
         ids=ids.tobytes(),
         id_bytes=tokeniser.id_bytes,
         second_at=second_at if any(second_at) else [],
         params=envelope.params,
+        owners=owners,
+        offsets=offsets.tobytes(),
     )
 
 
-def _layout(entry: Entry, envelope: Envelope, inputs: Inputs) -> tuple[Layout, list[_Text]]:
-    """What the sequences are, and their texts with prompts."""
+def _layout(
+    entry: Entry, envelope: Envelope, inputs: Inputs
+) -> tuple[Layout, list[_Text], list[list[_Text]]]:
+    """What the sequences are; the query where it runs alone; the texts of each input, prompted."""
     joint = entry.scorer == "joint"
+    if envelope.task == "extract":  # offsets are of the text as it is: no prompts
+        return "single", [], [[_Text(i, text)] for i, text in enumerate(inputs.texts)]
     if envelope.task == "score":
         if inputs.query is None:
             raise InvalidRequest("a query is needed", param="query")
         query = entry.prompts.get("query", "") + inputs.query
         before = entry.prompts.get("document", "")
+        texts = [before + text for text in inputs.texts]
         if joint:
-            return "single", [_Text(i, query, before + t) for i, t in enumerate(inputs.texts)]
-        documents = [_Text(i, before + t) for i, t in enumerate(inputs.texts)]
-        return "shared", [_Text(None, query), *documents]
+            return "single", [], [[_Text(i, query, text)] for i, text in enumerate(texts)]
+        documents = [[_Text(i, text)] for i, text in enumerate(texts)]
+        return "shared", [_Text(None, query)], documents
     if inputs.firsts:
         pairs = enumerate(zip(inputs.firsts, inputs.texts, strict=True))
         if joint:
-            return "single", [_Text(i, a, b) for i, (a, b) in pairs]
-        return "pairs", [_Text(i, text) for i, pair in pairs for text in pair]
+            return "single", [], [[_Text(i, a, b)] for i, (a, b) in pairs]
+        return "pairs", [], [[_Text(i, text) for text in pair] for i, pair in pairs]
     name = envelope.params.prompt
     if name is not None and name not in entry.prompts:
         raise InvalidRequest(f"the model has no prompt `{name}`", param="prompt")
     before = entry.prompts[name] if name is not None else ""
-    return "single", [_Text(i, before + t) for i, t in enumerate(inputs.texts)]
+    return "single", [], [[_Text(i, before + text)] for i, text in enumerate(inputs.texts)]
+
+
+def _as_blobs(envelope: Envelope, inputs: Inputs) -> RunItem:
+    """For inputs that are no texts; a length is an estimate of what an input costs."""
+    return RunItem(
+        envelope.item,
+        envelope.task,
+        [max(1, sniff(blob).cost_tokens) for blob in inputs.blobs],
+        blobs=inputs.blobs,
+        params=envelope.params,
+    )
 
 
 def _as_texts(
