@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+import errno
 
-from shoal.errors import OutOfMemory, RunFailed
-from shoal.ipc.messages import Run, RunItem, Traits
+import numpy as np
+import pytest
+
+from shoal.errors import OutOfMemory, RunFailed, ShoalError
+from shoal.ipc.messages import AskMemory, Failed, Load, ModelSpec, Run, RunItem, Traits, Unload
+from shoal.runtimes import registry
 from shoal.runtimes.host import Host
 from shoal.runtimes.interface import RanItems
 from shoal.wire.arrays import Array
@@ -21,6 +25,9 @@ class Frail:
 
     def __init__(self):
         self.calls = []
+
+    def load(self, spec):
+        raise spec.options["raises"]
 
     def run(self, key, items, block_tokens=None):
         names = [item.item for item in items]
@@ -57,3 +64,33 @@ def test_host_splits_a_lost_batch_until_the_culprit_is_alone():
         runtime, done = run("a", "b", culprit, "c", "d")
         assert done == {"a": "good", "b": "good", culprit: code, "c": "good", "d": "good"}
         assert runtime.calls.count([culprit]) == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (MemoryError("no room"), "out_of_memory"),
+        (OSError(errno.ENOMEM, "no room to map it"), "out_of_memory"),
+        (FileNotFoundError(errno.ENOENT, "gone"), "weights_missing"),
+        (ZeroDivisionError("a config of zeros"), "model_unavailable"),
+        (ShoalError("its own word"), "internal_error"),
+    ],
+)
+def test_host_load_fails_by_its_kind(raised, code):
+    """Whatever a load raises comes back as the error that says whether a later try may succeed."""
+    spec = ModelSpec("m", "", "", ["encode"], options={"raises": raised})
+    answer = Host(Frail()).handle(Load(1, spec))
+    assert isinstance(answer, Failed)
+    assert answer.failure.code == code
+
+
+def test_host_measures_each_model_and_says_what_was_kept():
+    """What is measured is what was taken; it is forgotten with the model, kept or not."""
+    host = Host(registry.create("null", "cpu", 1))
+    spec = ModelSpec("m", "", "", ["encode"], options={"mib": 32})
+    for keep, warm in ((True, False), (False, True), (False, False)):
+        loaded = host.handle(Load(1, spec))
+        assert 32 <= loaded.memory_bytes / 2**20 < 40
+        assert host.ask(AskMemory(2)).models == {"m": loaded.memory_bytes}
+        assert loaded.warm == warm
+        assert host.handle(Unload(3, "m", keep=keep)).models == {}

@@ -9,6 +9,7 @@ memory and time. Does not own queueing, policy, or models (the runtime's).
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import logging
 import socket
@@ -19,7 +20,14 @@ import msgspec
 import psutil
 
 from shoal.clock import monotonic
-from shoal.errors import Bug, ModelUnavailable, OutOfMemory, RunFailed, ShoalError
+from shoal.errors import (
+    Bug,
+    ModelUnavailable,
+    OutOfMemory,
+    RunFailed,
+    ShoalError,
+    WeightsMissing,
+)
 from shoal.ipc.messages import (
     NO_CALL,
     Answer,
@@ -31,12 +39,15 @@ from shoal.ipc.messages import (
     Load,
     Loaded,
     Memory,
+    ModelSpec,
     Ran,
     Run,
     RunItem,
     Unload,
 )
 from shoal.ipc.server import RuntimeServer, refuse
+from shoal.runtimes.device import device_memory
+from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems, Runtime
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Failure, Result
@@ -47,10 +58,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Host:
-    """One runtime and the calls on it."""
+    """One runtime on one device, and the calls on it."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, device: str = "cpu") -> None:
         self._runtime = runtime
+        self._device = device
         self._process = psutil.Process()
         self._measured: dict[str, int] = {}
 
@@ -67,41 +79,63 @@ class Host:
             if isinstance(call, Run):
                 return self._run(call)
             if isinstance(call, Unload):
-                self._runtime.unload(call.key)
+                self._runtime.unload(call.key, keep=call.keep)
                 self._measured.pop(call.key, None)
-                gc.collect()
             return self.memory(call.seq)
         except ShoalError as error:
-            return Failed(call.seq, Failure.of(error))
+            failure = Failure.of(error)
         except Exception as error:  # task root
             log.exception("a call failed")
-            return Failed(call.seq, Failure.of(Bug(f"{type(error).__name__}: {error}")))
+            failure = Failure.of(Bug(f"{type(error).__name__}: {error}"))
+        if isinstance(call, Load):
+            give_back()  # only now: the error held what was half loaded
+        return Failed(call.seq, failure)
 
     def ask(self, call: AskMemory) -> Memory:
         """What the process holds; safe while a batch runs."""
         return self.memory(call.seq)
 
     def memory(self, seq: int) -> Memory:
-        """Resident bytes of the process, and of each model as it was measured at its load."""
-        return Memory(seq, self._process.memory_info().rss, dict(self._measured))
+        """What the process and its device hold, and each model as it was measured at its load."""
+        device = device_memory(self._device)
+        return Memory(
+            seq,
+            self._process.memory_info().rss,
+            dict(self._measured),
+            device_bytes=device.reserved_bytes,
+            device_free_bytes=device.free_bytes,
+            device_total_bytes=device.total_bytes,
+        )
 
     def _load(self, call: Load) -> Loaded:
         spec = call.spec
         gc.collect()
-        before_bytes, begun_s = self._process.memory_info().rss, monotonic()
+        before_bytes, begun_s = self._held_bytes(), monotonic()
+        warm = self._loaded(spec)
+        own_bytes = self._runtime.memory().get(spec.key, 0)
+        self._measured[spec.key] = max(self._held_bytes() - before_bytes, own_bytes)
+        return Loaded(call.seq, self._measured[spec.key], monotonic() - begun_s, warm)
+
+    def _loaded(self, spec: ModelSpec) -> bool:
+        """Loads a model; whatever the runtime raises becomes the error of its kind."""
         try:
-            self._runtime.load(spec)
+            return self._runtime.load(spec)
         except ShoalError:
             raise
         except MemoryError as error:
             raise OutOfMemory(f"{spec.key} does not fit: {error}") from error
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise OutOfMemory(f"{spec.key} does not fit: {error}") from error
+            raise WeightsMissing(f"{spec.key} cannot be read: {error}") from error
         except Exception as error:  # task root
             log.exception("%s does not load", spec.key)
             raise ModelUnavailable(f"{spec.key} does not load: {error}") from error
-        grown_bytes = max(0, self._process.memory_info().rss - before_bytes)
-        own_bytes = self._runtime.memory().get(spec.key, 0)
-        self._measured[spec.key] = max(grown_bytes, own_bytes)
-        return Loaded(call.seq, self._measured[spec.key], monotonic() - begun_s)
+
+    def _held_bytes(self) -> int:
+        """What models take: the device's own memory, or resident memory where it has none."""
+        device = device_memory(self._device)
+        return device.held_bytes if device.total_bytes else self._process.memory_info().rss
 
     def _run(self, call: Run) -> Ran:
         begun_s = monotonic()
@@ -161,11 +195,13 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s runtime: %(message)s")
     end = socket.socket(fileno=options.fd)
     try:
-        host = Host(create(options.runtime, device=options.device, threads=options.threads))
+        runtime = create(options.runtime, device=options.device, threads=options.threads)
     except ShoalError as error:
         log.error("%s", error)  # noqa: TRY400 - one clear line
         refuse(end, Failed(NO_CALL, Failure.of(error)))
         sys.exit(3)
+    gc.freeze()  # what the libraries made stays; collecting at each load need not walk it
+    host = Host(runtime, options.device)
     RuntimeServer(end, host.handle, host.ask).serve(host.hello())
 
 

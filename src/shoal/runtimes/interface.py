@@ -31,19 +31,23 @@ class Runtime(Protocol):
 
     `load` raises `ModelUnavailable` (files, formats), `RuntimeUnavailable` (a missing library) or
     `OutOfMemory`, and leaves nothing behind when it raises. `unload` of a model that is not loaded
-    does nothing. `memory` gives the bytes of each loaded model by the runtime's own count, or an
-    empty mapping where it has none.
+    does nothing but forget what was kept of it. `memory` gives the bytes of each loaded model by
+    the runtime's own count, or an empty mapping where it has none.
     """
 
     name: str
     version: str
     traits: Traits
 
-    def load(self, spec: ModelSpec) -> None:
-        """Makes the model ready to run."""
+    def load(self, spec: ModelSpec) -> bool:
+        """Makes the model ready to run; whether what an earlier `unload` kept made it quicker."""
 
-    def unload(self, key: str) -> None:
-        """Forgets the model; its memory is free afterwards."""
+    def unload(self, key: str, *, keep: bool = False) -> None:
+        """Forgets the model; its memory is free afterwards.
+
+        keep: a runtime with the trait `host_tier` leaves what makes the next load quick, in memory
+        that the system can take back at any time; without it, nothing of the model stays.
+        """
 
     def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """Runs items of one loaded model.

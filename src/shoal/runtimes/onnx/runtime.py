@@ -42,7 +42,7 @@ class OnnxRuntime:
         self._threads = threads
         self._models: dict[str, LoadedModel] = {}
 
-    def load(self, spec: ModelSpec) -> None:
+    def load(self, spec: ModelSpec) -> bool:
         """Loads a checkpoint or a graph file; one that is loaded already is replaced."""
         from shoal.runtimes.onnx.networks import BertNetwork, GraphNetwork
 
@@ -50,8 +50,9 @@ class OnnxRuntime:
         kind = GraphNetwork if path.suffix == ".onnx" else BertNetwork
         network: Network = kind(path, spec, device=self._device, threads=self._threads)
         self._models[spec.key] = LoadedModel(spec, network)
+        return False
 
-    def unload(self, key: str) -> None:
+    def unload(self, key: str, *, keep: bool = False) -> None:  # noqa: ARG002
         """Drops the model, its session and its mapped file, and gives the memory back."""
         if self._models.pop(key, None) is not None:
             give_back()

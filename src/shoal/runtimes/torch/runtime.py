@@ -48,8 +48,8 @@ class TorchRuntime:
         self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), packing=self._packs)
         self._models: dict[str, LoadedModel] = {}
 
-    def load(self, spec: ModelSpec) -> None:
-        """Loads a checkpoint; one that is loaded already is replaced."""
+    def load(self, spec: ModelSpec) -> bool:
+        """Loads a checkpoint; one that is loaded already is replaced. Nothing is ever kept."""
         from shoal.runtimes.torch.network import TorchBert
 
         path = locate(spec, USUAL_FILES)
@@ -59,6 +59,7 @@ class TorchRuntime:
             path, spec, device=self._device, linear=self._linear, packs=self._packs_model(spec)
         )
         self._models[spec.key] = LoadedModel(spec, network)
+        return False
 
     def _packs_model(self, spec: ModelSpec) -> bool:
         chosen = spec.options.get("packing", "auto")
@@ -66,15 +67,14 @@ class TorchRuntime:
             raise ModelUnavailable(f"{spec.key}: option packing is true, false or auto")
         return self._packs if chosen == "auto" else bool(chosen)
 
-    def unload(self, key: str) -> None:
-        """Drops the model and gives its memory back, on CUDA to the device."""
-        if self._models.pop(key, None) is None:
-            return
-        give_back()
-        if self._device != "cpu":
-            import torch
+    def unload(self, key: str, *, keep: bool = False) -> None:  # noqa: ARG002 - see below
+        """Drops the model and gives its memory back, on CUDA to the device.
 
-            torch.cuda.empty_cache()
+        Nothing has to be kept: the weights lie on the mapped file, whose pages stay in the
+        system's cache, and a load takes what its trial run takes.
+        """
+        if self._models.pop(key, None) is not None:
+            give_back()
 
     def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """Runs items of one loaded model."""
