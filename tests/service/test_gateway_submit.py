@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import numpy as np
 import pytest
 
 from shoal.catalog.schema import Entry, Output, Profile
 from shoal.catalog.snapshot import Snapshot
 from shoal.clock import wall
 from shoal.core.lanes import DEFAULT_LANES, parse_lanes
-from shoal.errors import InvalidRequest, Overloaded, QueueFull
+from shoal.errors import Bug, InvalidRequest, ModelLoading, Overloaded, QueueFull, RunFailed
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.jobs import Job
-from shoal.gateway.submit import Submitter
+from shoal.gateway.submit import _LOAD_GUESS_S, Submitter
 from shoal.queue.interface import QueueLimits
 from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.settings import GatewaySettings
@@ -52,14 +53,14 @@ class Place:
         broker = MemoryBroker(QueueLimits(max_queued_per_line=LINE_ITEMS))
         self.queue, self.hand = MemoryQueue(broker), MemoryQueue(broker)
         settings = GatewaySettings(**settings)
-        fleet = Fleet()
+        self.fleet = fleet = Fleet()
         catalog = Snapshot([ENTRY])
         lanes = parse_lanes(DEFAULT_LANES)
         self.book = BacklogBook(fleet, lambda: catalog, lanes, name="g")
         self.submitter = Submitter(self.queue, fleet, self.book, settings)
         self.cancelled = []
         if workers:
-            state = ModelState("m", "resident", bytes_per_token=1.0)
+            state = ModelState("m@1", "resident", bytes_per_token=1.0)
             fleet.on_status(encode(Status("w", [state], devices=workers)))
 
     async def __aenter__(self):
@@ -77,6 +78,12 @@ class Place:
         deadline_s = wall() + time_s
         return Job("r", "encode", ENTRY, texts, Params(), lane, deadline_s, tenant=tenant)
 
+    def files(self, sizes, *, partial=True):
+        """A job of files that are no texts, one of each size."""
+        blobs = Inputs(blobs=[b"x" * n for n in sizes])
+        params = Params(partial=partial)
+        return Job("r", "encode", ENTRY, blobs, params, "interactive", wall() + 30.0)
+
     def start(self, *arguments, **options):
         return asyncio.create_task(self.submitter.run(self.job(*arguments, **options)))
 
@@ -84,7 +91,7 @@ class Place:
         """The envelopes of the next n items."""
         found = []
         await self.hand.pull(
-            "m",
+            "m@1",
             lane,
             max_items=n,
             expires_s=1.0,
@@ -96,14 +103,17 @@ class Place:
             await delivery.ack()
         return [decode_envelope(delivery.data) for delivery in found]
 
-    async def answer(self, envelope, failure=None):
-        n = len(decode_inputs(bytes(envelope.body)).texts)
-        dense = Array("float32", [n, 1], b"\0" * 4 * n)
-        result = Result({"dense": dense})
+    async def answer(self, envelope, failure=None, failures=None):
+        """A row for each input that is not in `failures`: the length of its text or file."""
+        inputs = decode_inputs(bytes(envelope.body))
+        given = inputs.texts or inputs.blobs
+        rows = [len(one) for i, one in enumerate(given) if i not in (failures or {})]
+        block = np.array(rows, np.float32).reshape(-1, 1)
+        result = msgspec.Raw(encode(Result({"dense": Array.of(block)})))
         outcome = (
             Outcome(envelope.item, failure=failure)
             if failure
-            else Outcome(envelope.item, result=msgspec.Raw(encode(result)), tokens=n)
+            else Outcome(envelope.item, result=result, tokens=len(rows), failures=failures or {})
         )
         await self.hand.reply(envelope.reply, encode(outcome))
 
@@ -123,10 +133,10 @@ def test_submit_counts_a_job_until_each_item_ends():
             job = place.start(3, lane="bulk", tenant="team")
             items = await place.take(3, lane="bulk")
             assert [(e.tenant, e.cost_tokens) for e in items] == [("team", 100)] * 3
-            assert place.tokens() == {"bulk": {"m": 300}}
+            assert place.tokens() == {"bulk": {"m@1": 300}}
             await place.answer(items[1])
             await place.answer(items[1])
-            await until(lambda: place.tokens() == {"bulk": {"m": 200}})
+            await until(lambda: place.tokens() == {"bulk": {"m@1": 200}})
             await place.answer(items[0])
             await place.answer(items[2])
             assert (await job).tokens == 3
@@ -212,6 +222,97 @@ def test_submit_withdraws_the_rest_of_a_failed_request():
     run(main())
 
 
+def test_submit_partial_job_answers_the_inputs_that_are_well():
+    """A file is an item; one that fails leaves its place to a failure, the others keep theirs."""
+
+    async def main():
+        async with Place() as place:
+            job = asyncio.create_task(place.submitter.run(place.files([3, 5, 7, 9])))
+            items = await place.take(4)
+            assert [(e.n_inputs, e.params.partial) for e in items] == [(1, True)] * 4
+            await place.answer(items[3])
+            await place.answer(items[1], Failure.of(InvalidRequest("broken", input_index=0)))
+            await place.answer(items[2], failures={0: Failure.of(InvalidRequest("empty"))})
+            await place.answer(items[0])
+            answer = await job
+            dense = answer.result.arrays["dense"]
+            assert np.frombuffer(dense.data, "<f4").tolist() == [3, 9]
+            assert {at: (f.message, f.param) for at, f in answer.failures.items()} == {
+                1: ("broken", "inputs[1]"),
+                2: ("empty", "inputs[2]"),
+            }
+            assert (answer.tokens, place.tokens(), place.cancelled) == (2, {}, [])
+
+    run(main())
+
+
+def test_submit_partial_item_may_lose_some_of_its_inputs():
+    """Of texts that share an item, the failed one is counted over the request."""
+
+    async def main():
+        async with Place() as place:
+            job = place.job(4, chars=48)  # two to an item
+            params = Params(partial=True)
+            job = asyncio.create_task(
+                place.submitter.run(msgspec.structs.replace(job, params=params))
+            )
+            first, second = await place.take(2)
+            await place.answer(first)
+            await place.answer(second, failures={1: Failure.of(InvalidRequest("too odd"))})
+            answer = await job
+            assert answer.result.arrays["dense"].shape == [3, 1]
+            assert set(answer.failures) == {3}
+
+    run(main())
+
+
+def test_submit_partial_job_without_any_good_input_fails():
+    """Where every input has failed, the first one's error is the request's."""
+
+    async def main():
+        async with Place() as place:
+            job = asyncio.create_task(place.submitter.run(place.files([1, 2])))
+            first, second = await place.take(2)
+            await place.answer(second, Failure.of(RunFailed("the second")))
+            await place.answer(first, Failure.of(InvalidRequest("the first", input_index=0)))
+            with pytest.raises(InvalidRequest, match="the first") as failed:
+                await job
+            assert failed.value.param == "inputs[0]"
+
+    run(main())
+
+
+def test_submit_failures_of_inputs_that_are_not_there_are_a_bug():
+    """A worker that counts wrongly is never believed."""
+
+    async def main():
+        async with Place() as place:
+            job = asyncio.create_task(place.submitter.run(place.files([1])))
+            (item,) = await place.take(1)
+            await place.answer(item, failures={4: Failure.of(InvalidRequest("who?"))})
+            with pytest.raises(Bug):
+                await job
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("load_s", "loading_s", "after_s"), [(9.0, 2.5, 6.5), (0.0, 1.0, _LOAD_GUESS_S - 1.0)]
+)
+def test_submit_deadline_during_a_load_says_when_it_should_end(load_s, loading_s, after_s):
+    """A model that is not there in time is a 503 with what its load has left, as last measured."""
+
+    async def main():
+        async with Place(workers=0) as place:
+            state = ModelState("m@1", "loading", load_s=load_s, loading_s=loading_s)
+            place.fleet.on_status(encode(Status("w", [state])))
+            with pytest.raises(ModelLoading) as late:
+                await place.submitter.run(place.job(1, time_s=0.05))
+            assert late.value.retry_after_s == after_s
+
+    run(main())
+
+
 @pytest.mark.parametrize("why", ["client", "deadline"])
 def test_submit_withdraws_what_nobody_waits_for(why):
     """A caller that leaves, and a deadline, cancel the request and end its count."""
@@ -243,7 +344,7 @@ def test_submit_full_line_says_when_it_has_room():
             with pytest.raises(QueueFull) as full:
                 await place.submitter.run(place.job(1, time_s=1000.0))
             assert 19.2 <= full.value.retry_after_s <= 19.3
-            assert place.tokens() == {"interactive": {"m": LINE_ITEMS * 8000}}
+            assert place.tokens() == {"interactive": {"m@1": LINE_ITEMS * 8000}}
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
@@ -261,7 +362,7 @@ def test_submit_gateways_count_one_anothers_work():
             await place.queue.hear("backlog", place.book.on_backlog)
             beat = asyncio.create_task(place.book.run(place.queue))
             other = BacklogBook(Fleet(), lambda: Snapshot([]), parse_lanes(DEFAULT_LANES), name="o")
-            other.add("interactive", "m", 20_000)
+            other.add("interactive", "m@1", 20_000)
             await place.hand.tell("backlog", encode(other.message()))
             await until(lambda: len(said) == 2)
             with pytest.raises(Overloaded):

@@ -17,7 +17,7 @@ from shoal.errors import InputTooLong, from_code
 from shoal.gateway.jobs import Answer, Job
 from shoal.ipc.messages import HeadSpec
 from shoal.wire.arrays import Array
-from shoal.wire.envelope import Result, Timing
+from shoal.wire.envelope import ModelState, Result, Timing
 
 DIM = 8
 LABELS = ["red", "green", "blue"]
@@ -84,8 +84,8 @@ class LocalSubmits:
     def ready(self) -> str | None:
         return self.not_ready
 
-    def model_states(self) -> dict[str, str]:
-        return {"dense": "resident"}
+    def model_states(self) -> dict[str, ModelState]:
+        return {"dense@1": ModelState("dense@1", "resident", memory_bytes=1000)}
 
     async def run(self, job: Job) -> Answer:
         self.jobs = [*self.jobs[-9:], job]

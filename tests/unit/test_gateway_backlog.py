@@ -41,7 +41,7 @@ class Desk:
 
     def hear(self, devices, worker="w", **token_s):
         states = [
-            ModelState(e.id, "resident", token_s=token_s.get(e.id, 0.0)) for e in CATALOG.entries
+            ModelState(e.key, "resident", token_s=token_s.get(e.id, 0.0)) for e in CATALOG.entries
         ]
         self.fleet.on_status(encode(Status(worker, states, devices=devices)))
 
@@ -60,7 +60,7 @@ class Desk:
 def test_backlog_refuses_what_cannot_be_in_time():
     """10,000 tokens at 1,000 a second and device are 5 s on two devices: too long for 3 s."""
     desk = Desk(devices=2)
-    desk.book.add("interactive", "a", 10_000)
+    desk.book.add("interactive", "a@1", 10_000)
     assert desk.refusal(time_s=6.0) is None
     with pytest.raises(
         Overloaded, match=r"10\.0 s of device time before it \(devices: 2\)"
@@ -73,16 +73,16 @@ def test_backlog_refuses_what_cannot_be_in_time():
 def test_backlog_admits_the_same_job_after_the_time_it_named():
     """Once that many seconds are worked off on all devices, the job is let in."""
     desk = Desk(devices=2)
-    desk.book.add("interactive", "a", 10_000)
+    desk.book.add("interactive", "a@1", 10_000)
     after_s = desk.refusal(time_s=3.0)
-    desk.book.add("interactive", "a", -int(after_s * 2 * 1000) - 1)
+    desk.book.add("interactive", "a@1", -int(after_s * 2 * 1000) - 1)
     assert desk.refusal(time_s=3.0) is None
 
 
 def test_backlog_knows_nothing_without_workers():
     """Before the first heartbeat, and after the last has grown old, everything is admitted."""
     desk = Desk()
-    desk.book.add("interactive", "a", 10**9)
+    desk.book.add("interactive", "a@1", 10**9)
     assert desk.refusal() is None
     desk.hear(devices=1)
     assert desk.refusal() is not None
@@ -93,14 +93,14 @@ def test_backlog_knows_nothing_without_workers():
 def test_backlog_lets_everything_in_when_told_to():
     """`admission` false never refuses."""
     desk = Desk(devices=1, admission=False)
-    desk.book.add("interactive", "a", 10**9)
+    desk.book.add("interactive", "a@1", 10**9)
     assert desk.refusal() is None
 
 
 def test_backlog_prefers_what_workers_measured_to_the_profile():
     """The profile's guess counts until a worker has seen the model run."""
     desk = Desk(devices=1)
-    desk.book.add("interactive", "a", 10_000)
+    desk.book.add("interactive", "a@1", 10_000)
     assert desk.book.backlog_s("interactive") == pytest.approx(10.0)
     desk.now += 1.0
     desk.hear(devices=1, a=1e-5)
@@ -111,16 +111,16 @@ def test_backlog_prefers_what_workers_measured_to_the_profile():
 def test_backlog_learns_speeds_while_nothing_waits():
     """Items are cut by what workers say of a model, on an idle fleet too."""
     desk = Desk(devices=1)
-    assert desk.book.quantum_tokens("a") == 100
+    assert desk.book.quantum_tokens("a@1") == 100
     desk.now += 1.0
     desk.hear(devices=1, a=1e-4)
-    assert desk.book.quantum_tokens("a") == 1000
+    assert desk.book.quantum_tokens("a@1") == 1000
 
 
 def test_backlog_counts_cost_not_requests():
     """A job of 2,000 inputs is refused where one of 20 is admitted."""
     desk = Desk(devices=1)
-    desk.book.add("interactive", "a", 1_000)
+    desk.book.add("interactive", "a@1", 1_000)
     assert desk.refusal(tokens=20 * 10, time_s=5.0) is None
     assert desk.refusal(tokens=2000 * 10, time_s=5.0) is not None
 
@@ -128,33 +128,33 @@ def test_backlog_counts_cost_not_requests():
 def test_backlog_cuts_long_jobs_to_the_shortest_quantum():
     """Items fit 100 ms at the speed that workers report, or else the profile's; 64 at least."""
     desk = Desk()
-    assert desk.book.quantum_tokens("a") == 100  # 1,000 tokens/s by the profile
+    assert desk.book.quantum_tokens("a@1") == 100  # 1,000 tokens/s by the profile
     fast = Desk()
     fast.hear(1, a=1e-4)
-    assert fast.book.quantum_tokens("a") == 1000
+    assert fast.book.quantum_tokens("a@1") == 1000
     slow = Desk()
     slow.hear(1, a=0.1)
-    assert slow.book.quantum_tokens("a") == 64
+    assert slow.book.quantum_tokens("a@1") == 64
 
 
 def test_backlog_of_bulk_does_not_shut_interactive_out():
     """A long bulk queue leaves interactive jobs their share, and only bulk is refused."""
     desk = Desk(devices=1)
-    desk.book.add("bulk", "a", 100_000)
+    desk.book.add("bulk", "a@1", 100_000)
     assert desk.refusal(lane="interactive", time_s=2.0) is None
     assert desk.refusal(lane="bulk", time_s=2.0) is not None
-    desk.book.add("interactive", "a", 5_000)
+    desk.book.add("interactive", "a@1", 5_000)
     assert desk.refusal(lane="interactive", time_s=2.0) is not None
 
 
 def test_backlog_of_one_model_does_not_shut_the_others_out():
     """A model waits for its fair share, by weight, and not for all of another's backlog."""
     desk = Desk(devices=1)
-    desk.book.add("interactive", "a", 100_000)
+    desk.book.add("interactive", "a@1", 100_000)
     assert desk.refusal(model=A, time_s=2.0) is not None
     assert desk.refusal(model=B, time_s=2.0) is None
-    desk.book.add("interactive", "b", 1_000)
-    desk.book.add("interactive", "heavy", 1_000)
+    desk.book.add("interactive", "b@1", 1_000)
+    desk.book.add("interactive", "heavy@1", 1_000)
     assert desk.refusal(model=B, time_s=3.0) is not None
     assert desk.refusal(model=HEAVY, time_s=3.0) is None
 
@@ -162,16 +162,16 @@ def test_backlog_of_one_model_does_not_shut_the_others_out():
 def test_backlog_of_other_gateways_counts_until_they_fall_silent():
     """The last word of each gateway counts, our own echo does not, and 5 s of silence end it."""
     desk = Desk(devices=1)
-    desk.other({"interactive": {"a": 9_000}})
-    desk.other({"interactive": {"a": 5_000, "b": 1_000}})
-    desk.other({"bulk": {"a": 4_000}, "unheard_of": {"a": 10**9}}, name="third")
-    desk.other({"interactive": {"a": 10**9}}, name="this")
+    desk.other({"interactive": {"a@1": 9_000}})
+    desk.other({"interactive": {"a@1": 5_000, "b@1": 1_000}})
+    desk.other({"bulk": {"a@1": 4_000}, "unheard_of": {"a@1": 10**9}}, name="third")
+    desk.other({"interactive": {"a@1": 10**9}}, name="this")
     assert desk.book.backlog_s("interactive") == pytest.approx(6.0)
     assert desk.book.backlog_s("bulk") == pytest.approx(4.0)
     assert desk.refusal(time_s=2.0) is not None
     desk.now += SILENT_S - 1
     desk.hear(devices=1)
-    desk.other({"interactive": {"b": 1}})
+    desk.other({"interactive": {"b@1": 1}})
     desk.now += 1.1
     assert desk.book.backlog_s("bulk") == 0.0
     assert desk.book.backlog_s("interactive") == pytest.approx(0.001)
@@ -182,25 +182,25 @@ def test_backlog_ignores_what_it_cannot_read():
     """A broken message, or one of a newer major version, changes nothing."""
     desk = Desk(devices=1)
     desk.book.on_backlog(b"\xff")
-    desk.book.on_backlog(encode(Backlog("that", {"bulk": {"a": 1}}, v=2)))
+    desk.book.on_backlog(encode(Backlog("that", {"bulk": {"a@1": 1}}, v=2)))
     assert desk.book.backlog_s("bulk") == 0.0
 
 
 def test_backlog_says_when_a_full_line_has_room():
     """A tenth of what waits in the line, or the job itself if more; at least a second."""
     desk = Desk(devices=2)
-    assert desk.book.retry_s("a", "bulk", 10) == 1.0
-    desk.book.add("bulk", "a", 100_000)
-    assert desk.book.retry_s("a", "bulk", 10) == pytest.approx(5.0)
-    assert desk.book.retry_s("a", "bulk", 40_000) == pytest.approx(20.0)
+    assert desk.book.retry_s("a@1", "bulk", 10) == 1.0
+    desk.book.add("bulk", "a@1", 100_000)
+    assert desk.book.retry_s("a@1", "bulk", 10) == pytest.approx(5.0)
+    assert desk.book.retry_s("a@1", "bulk", 40_000) == pytest.approx(20.0)
 
 
 def test_backlog_bounds_the_wait_by_lane():
     """The gauge of a lane is the bound of a new model in it: its share of what waits, and turns."""
     desk = Desk(devices=1)
     assert desk.book.wait_bound_s("interactive") == pytest.approx(0.2)
-    desk.book.add("bulk", "a", 10_000)
-    desk.book.add("interactive", "a", 800)
+    desk.book.add("bulk", "a@1", 10_000)
+    desk.book.add("interactive", "a@1", 800)
     assert desk.book.wait_bound_s("interactive") == pytest.approx(0.8 / 0.8 + 3 * 0.1)
     assert desk.book.wait_bound_s("bulk") == pytest.approx(10.8 + 3 * 0.4)
 

@@ -56,3 +56,14 @@ def test_fleet_rates_follow_the_heartbeats():
     assert (heard.fleet.devices, heard.fleet.rates("a").token_s) == (1, 0.1)
     heard.now = 6.5
     assert (heard.fleet.devices, heard.fleet.rates("a")) == (0, Rates())
+
+
+def test_fleet_best_state_of_a_model_is_that_which_serves_soonest():
+    """A resident copy is better than a loading one, and of two loads the one that ends first."""
+    heard = Heard()
+    heard.hear("cold", state="cold")
+    heard.hear("late", state="loading", load_s=9.0, loading_s=1.0)
+    heard.hear("soon", state="loading", load_s=9.0, loading_s=6.0)
+    assert heard.fleet.model_states()["a"].loading_s == 6.0
+    heard.hear("there", memory_bytes=5)
+    assert heard.fleet.model_states()["a"].memory_bytes == 5

@@ -165,7 +165,7 @@ class BacklogBook:
         if not devices:
             return
         self._refresh()
-        cost_s = tokens * self._token_s(entry.id)
+        cost_s = tokens * self._token_s(entry.key)
         # Nearly always there is time even behind everything: two quick looks before the exact one.
         if one_by_one_s(self._total_s, cost_s) <= time_s:
             return
@@ -173,7 +173,7 @@ class BacklogBook:
         worst = FleetLoad(self._total_s, devices, len(self._all) + 1, rule.quantum_s)
         if needed_s(worst, cost_s) <= time_s:
             return
-        load = self._load(rule, entry.id, cost_s, devices)
+        load = self._load(rule, entry.key, cost_s, devices)
         after_s = refuse(load, cost_s, time_s)
         if after_s is not None:
             raise Overloaded(

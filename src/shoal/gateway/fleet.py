@@ -119,7 +119,7 @@ class Fleet:
         reasons: list[str] = []
         live = self._live()
         for states in live:
-            state = states.get(entry.id)
+            state = states.get(entry.key)
             if state is not None and state.state != "unavailable":
                 return
             if state is not None and state.reason:
@@ -128,14 +128,20 @@ class Fleet:
             why = reasons[0] if reasons else "no live worker has it in its catalog"
             raise NoWorker(f"no worker can serve `{entry.id}`: {why}", param="model")
 
-    def model_states(self) -> dict[str, str]:
-        """The best state of each model over all live workers."""
-        best: dict[str, str] = {}
+    def model_states(self) -> dict[str, ModelState]:
+        """The best state of each model, by its key, over all live workers."""
+        best: dict[str, ModelState] = {}
         for states in self._live():
             for state in states.values():
-                ranks = (_BEST_FIRST.index(s) for s in (state.state, best.get(state.model)) if s)
-                best[state.model] = _BEST_FIRST[min(ranks)]
+                other = best.get(state.model)
+                if other is None or _rank(state) < _rank(other):
+                    best[state.model] = state
         return best
+
+
+def _rank(state: ModelState) -> tuple[int, float]:
+    """The least is the best: of two loads the one that ends first."""
+    return _BEST_FIRST.index(state.state), state.load_s - state.loading_s
 
 
 def _average(states: Sequence[tuple[int, ModelState]]) -> Rates:

@@ -6,21 +6,24 @@ parsing or splitting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
 from shoal.catalog.schema import Entry
 from shoal.core.types import Lane, Task
-from shoal.wire.envelope import Inputs, Params, Result, Timing
+from shoal.errors import ShoalError
+from shoal.wire.envelope import Failure, Inputs, ModelState, Params, Result, Timing
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One task on one model: all inputs of an HTTP request, checked and not yet split.
+    """One task on one model: the inputs of an HTTP request, checked and not yet split.
 
     deadline_s is wall-clock seconds since the epoch. tenant: who shares the model fairly with the
-    other tenants; None is a tenant too.
+    other tenants; None is a tenant too. refused: inputs of the request that were found wrong
+    already, by their index in it; `inputs` has the others, in order.
     """
 
     request_id: str
@@ -32,18 +35,21 @@ class Job(msgspec.Struct, frozen=True):
     deadline_s: float
     traceparent: str | None = None
     tenant: str | None = None
+    refused: dict[int, Failure] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The joined result of all items of a job, in the order of the inputs.
 
-    tokens: what the models read, special tokens included. timing: the slowest item's.
+    tokens: what the models read, special tokens included. timing: the slowest item's. failures:
+    inputs that failed alone, by their index; the result has a row for each of the others.
     """
 
     result: Result
     tokens: int
     timing: Timing
+    failures: dict[int, Failure] = field(default_factory=dict)
 
 
 class Submits(Protocol):
@@ -52,11 +58,42 @@ class Submits(Protocol):
     async def run(self, job: Job) -> Answer:
         """The answer to a job. Raises a `ShoalError`: the first failure of any of its items.
 
+        With `Params.partial` failures are in the answer, unless every input has failed.
+
         Cancelling the call withdraws the job's items that have not run.
         """
 
     def ready(self) -> str | None:
         """None when jobs can be taken, else why not (for /readyz)."""
 
-    def model_states(self) -> dict[str, str]:
-        """What the fleet last said of each model id: cold, loading, resident or unavailable."""
+    def model_states(self) -> Mapping[str, ModelState]:
+        """What the fleet last said of each model, by its key."""
+
+
+def in_request(job: Job, answer: Answer) -> Answer:
+    """The answer with its failures counted over the whole request, refused inputs among them."""
+    if not job.refused:
+        return answer
+    places = _places(job)
+    failures = dict(job.refused)
+    for at, failure in answer.failures.items():
+        error = failure.error()
+        place_in_request(job, error)
+        failures[places[at]] = Failure.of(error)
+    return replace(answer, failures=failures)
+
+
+def place_in_request(job: Job, error: ShoalError) -> None:
+    """Counts the input that an error names over the whole request."""
+    if job.refused and error.input_index is not None:
+        before = f"inputs[{error.input_index}]"
+        error.input_index = _places(job)[error.input_index]
+        if error.param == before:
+            error.param = f"inputs[{error.input_index}]"
+
+
+def _places(job: Job) -> list[int]:
+    """Where each input that was sent stands in its request."""
+    sent = job.inputs
+    n = len(sent.blobs) or len(sent.texts) or len(sent.ids)
+    return [at for at in range(n + len(job.refused)) if at not in job.refused]

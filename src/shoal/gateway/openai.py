@@ -21,7 +21,7 @@ from shoal.gateway.forms import Form
 from shoal.gateway.jobs import Answer, Job
 from shoal.gateway.respond import base64, dense_rows, numbers
 from shoal.wire.arrays import Array
-from shoal.wire.envelope import Params
+from shoal.wire.envelope import ModelState, Params
 
 Dimensions = Annotated[
     int,
@@ -158,13 +158,16 @@ class ModelCard(msgspec.Struct, kw_only=True):
     revision: str
     aliases: list[str]
     tasks: list[Task]
+    inputs: Annotated[list[str], Meta(description="What an input may be.")]
     endpoints: list[str]
     max_tokens: int
     outputs: Annotated[dict[str, int], Meta(description="Kinds of vectors, and their length.")]
     prompts: list[str]
-    labels: Annotated[list[str], Meta(description="What /v1/classify can say.")]
+    extracts: Annotated[list[str], Meta(description="What /v1/extract can return.")]
+    labels: Annotated[list[str], Meta(description="Class names, as far as the catalog has them.")]
     runtime: str
     state: str
+    memory_bytes: Annotated[int, Meta(description="Of one copy, as measured; 0 while unknown.")]
     licence: str | None
     description: str
 
@@ -176,30 +179,34 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelCard]
 
 
-def model_list(catalog: Snapshot, states: Mapping[str, str]) -> ModelList:
+def model_list(catalog: Snapshot, states: Mapping[str, ModelState]) -> ModelList:
     """All models, by id."""
     return ModelList(data=[_card(entry, states) for entry in catalog.entries])
 
 
-def model_card(catalog: Snapshot, name: str, states: Mapping[str, str]) -> ModelCard:
+def model_card(catalog: Snapshot, name: str, states: Mapping[str, ModelState]) -> ModelCard:
     """The model of a name. Raises `UnknownModel`."""
     return _card(catalog.resolve(name), states)
 
 
-def _card(entry: Entry, states: Mapping[str, str]) -> ModelCard:
+def _card(entry: Entry, states: Mapping[str, ModelState]) -> ModelCard:
     classes = entry.heads.get("classify")
+    state = states.get(entry.key) or ModelState(entry.key, "cold")
     return ModelCard(
         id=entry.id,
         revision=entry.revision,
         tasks=list(entry.tasks),
+        inputs=list(entry.inputs),
+        extracts=list(entry.extracts),
         endpoints=endpoints(entry),
         max_tokens=entry.max_tokens,
         runtime=entry.runtime,
-        state=states.get(entry.id, "cold"),
+        state=state.state,
+        memory_bytes=state.memory_bytes,
         aliases=list(entry.aliases),
         outputs={name: output.dim for name, output in entry.outputs.items()},
         prompts=list(entry.prompts),
-        labels=[] if classes is None else list(classes.labels),
+        labels=list(entry.labels if classes is None else classes.labels),
         licence=entry.licence,
         description=entry.description,
     )

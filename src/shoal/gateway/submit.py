@@ -38,38 +38,51 @@ from shoal.wire.envelope import (
     EMPTY,
     Cancel,
     Envelope,
+    Failure,
     Inputs,
+    ModelState,
     Outcome,
     PayloadRef,
     Result,
+    Timing,
     UnreadableMessage,
     decode_outcome,
     decode_result,
     encode,
 )
+from shoal.wire.media import sniff
 
 log = logging.getLogger(__name__)
 
 _SPECIAL_TOKENS = 2
 _MAX_FETCHES = 1024
+# How long a model may still load, where no worker has ever loaded it.
+_LOAD_GUESS_S = 5.0
 
 
 @dataclass(slots=True)
 class _Part:
-    result: Result
-    outcome: Outcome
+    """An item's end.
+
+    result: None where no input of it has one. failures: by the input's index in the request.
+    """
+
+    result: Result | None
+    failures: dict[int, Failure]
+    tokens: int = 0
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(slots=True)
 class _Waiting:
     """A job under way.
 
-    starts: the first input of each item, to name the input of an error. costs_tokens: of each item,
-    0 once it is done.
+    spans: the first input of each item and the one behind its last. costs_tokens: of each item, 0
+    once it is done.
     """
 
     job: Job
-    starts: list[int]
+    spans: list[tuple[int, int]]
     costs_tokens: list[int]
     gather: Gather[_Part]
     done: asyncio.Future[None]
@@ -106,8 +119,8 @@ class Submitter:
             return "the queue cannot be reached"
         return None if self._fleet.size else "no worker is alive"
 
-    def model_states(self) -> dict[str, str]:
-        """The best state of each model in the fleet."""
+    def model_states(self) -> dict[str, ModelState]:
+        """The best state of each model in the fleet, by its key."""
         return self._fleet.model_states()
 
     async def run(self, job: Job) -> Answer:
@@ -115,14 +128,14 @@ class Submitter:
         if not self._queue.connected:  # before anything is put into a store that is away, too
             raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)
         self._fleet.check(job.entry)
-        model, lane = job.entry.id, job.lane
+        model, lane = job.entry.key, job.lane
         seen = self._fleet.rates(model).bytes_per_token
         costs_tokens, shared_tokens = _costs(job, seen or job.entry.profile.bytes_per_token)
         cuts = spans(
             costs_tokens,
             shared_tokens=shared_tokens,
             max_tokens=min(self._settings.item_tokens, self._backlog.quantum_tokens(model)),
-            max_inputs=self._settings.item_inputs,
+            max_inputs=1 if job.inputs.blobs else self._settings.item_inputs,
         )
         costs = [sum(costs_tokens[a:b]) + shared_tokens * (b - a) for a, b in cuts]
         tokens = sum(costs)
@@ -133,17 +146,14 @@ class Submitter:
         self._backlog.add(lane, model, tokens)
         request = f"{self._id}-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(
-            job, [start for start, _ in cuts], costs, Gather(len(cuts)), loop.create_future()
-        )
+        waiting = _Waiting(job, cuts, costs, Gather(len(cuts)), loop.create_future())
         names = [f"{request}.{index}" for index in range(len(cuts))]
         for index, name in enumerate(names):
             self._waiting[name] = (waiting, index)
         timer = loop.call_later(max(0.0, job.deadline_s - wall()), self._on_deadline, waiting)
         try:
-            for index, (start, end) in enumerate(cuts):
-                inputs = job.inputs if len(cuts) == 1 else _slice(job.inputs, start, end)
-                await self._submit(waiting, request, index, inputs)
+            for index in range(len(cuts)):
+                await self._submit(waiting, request, index)
                 if waiting.done.done():
                     break  # refused already: the rest need not be sent
             await waiting.done
@@ -160,9 +170,12 @@ class Submitter:
             for ref in waiting.payloads:
                 self._spawn(self._queue.payloads.delete(ref))
 
-    async def _submit(self, waiting: _Waiting, request: str, index: int, inputs: Inputs) -> None:
+    async def _submit(self, waiting: _Waiting, request: str, index: int) -> None:
         job, now_s = waiting.job, wall()
-        body, payload = encode(inputs), None
+        start, end = waiting.spans[index]
+        whole = len(waiting.spans) == 1
+        body = encode(job.inputs if whole else _slice(job.inputs, start, end))
+        payload = None
         if len(body) > self._settings.inline_max_bytes:
             try:
                 async with asyncio.timeout(max(0.0, job.deadline_s - now_s)):
@@ -174,13 +187,13 @@ class Submitter:
             item=f"{request}.{index}",
             request=request,
             index=index,
-            of=len(waiting.starts),
+            of=len(waiting.spans),
             task=job.task,
             model=job.entry.id,
             revision=job.entry.revision,
             lane=job.lane,
             cost_tokens=waiting.costs_tokens[index],
-            n_inputs=len(inputs.ids) or len(inputs.texts),
+            n_inputs=end - start,
             deadline_s=job.deadline_s,
             submitted_s=now_s,
             reply=self._queue.inbox,
@@ -191,7 +204,7 @@ class Submitter:
             traceparent=job.traceparent,
         )
         await self._queue.submit(
-            job.entry.id,
+            job.entry.key,
             job.lane,
             encode(envelope),
             item_id=envelope.item,
@@ -203,19 +216,20 @@ class Submitter:
         """The queue did not take an item."""
         if isinstance(error, QueueFull):
             job, tokens = waiting.job, sum(waiting.costs_tokens)
-            error.retry_after_s = self._backlog.retry_s(job.entry.id, job.lane, tokens)
+            error.retry_after_s = self._backlog.retry_s(job.entry.key, job.lane, tokens)
         _fail(waiting, error)
 
     def _settle(self, waiting: _Waiting, index: int) -> None:
         """An item is done: its cost waits no more."""
         tokens, waiting.costs_tokens[index] = waiting.costs_tokens[index], 0
-        self._backlog.add(waiting.job.lane, waiting.job.entry.id, -tokens)
+        self._backlog.add(waiting.job.lane, waiting.job.entry.key, -tokens)
 
     def _on_deadline(self, waiting: _Waiting) -> None:
         """At the deadline, and not when a running batch happens to end."""
-        state = self.model_states().get(waiting.job.entry.id)
-        if state in ("cold", "loading"):
-            _fail(waiting, ModelLoading("the model is being loaded", retry_after_s=2.0))
+        state = self.model_states().get(waiting.job.entry.key)
+        if state is not None and state.state in ("cold", "loading"):
+            left_s = (state.load_s or _LOAD_GUESS_S) - state.loading_s
+            _fail(waiting, ModelLoading("the model is being loaded", retry_after_s=left_s))
         else:
             _fail(waiting, DeadlineExceeded("no answer within the deadline"))
 
@@ -232,11 +246,7 @@ class Submitter:
         waiting, index = found
         self._settle(waiting, index)
         if outcome.failure is not None:
-            failure = outcome.failure.error()
-            if failure.input_index is not None:
-                failure.input_index += waiting.starts[index]
-                failure.param = f"inputs[{failure.input_index}]"
-            _fail(waiting, failure)
+            self._fail_item(waiting, index, outcome.failure)
         elif outcome.payload is not None:
             if len(self._fetches) >= _MAX_FETCHES:
                 _fail(waiting, QueueFull("too many large results at once", retry_after_s=1.0))
@@ -244,6 +254,18 @@ class Submitter:
             self._spawn(self._fetch(waiting, index, outcome, outcome.payload))
         else:
             _keep(waiting, index, outcome, bytes(outcome.result))
+
+    def _fail_item(self, waiting: _Waiting, index: int, failure: Failure) -> None:
+        """An item has failed whole: so have its inputs, or the request."""
+        start, end = waiting.spans[index]
+        if waiting.job.params.partial:
+            _add(
+                waiting, index, _Part(None, {at: _placed(failure, at) for at in range(start, end)})
+            )
+        elif failure.input_index is not None:
+            _fail(waiting, _placed(failure, start + failure.input_index).error())
+        else:
+            _fail(waiting, failure.error())
 
     async def _fetch(
         self, waiting: _Waiting, index: int, outcome: Outcome, ref: PayloadRef
@@ -275,13 +297,29 @@ def _fail(waiting: _Waiting, error: ShoalError) -> None:
 
 
 def _keep(waiting: _Waiting, index: int, outcome: Outcome, data: bytes) -> None:
+    start, end = waiting.spans[index]
+    failures = {start + at: _placed(f, start + at) for at, f in outcome.failures.items()}
+    if not all(start <= at < end for at in failures):
+        _fail(waiting, Bug(f"failures of inputs {sorted(outcome.failures)} of {end - start}"))
+        return
     try:
-        part = _Part(decode_result(data), outcome)
+        result = decode_result(data) if len(failures) < end - start else None
     except (UnreadableMessage, ValueError) as error:
         _fail(waiting, Bug(f"a result cannot be read: {error}"))
         return
+    _add(waiting, index, _Part(result, failures, outcome.tokens, outcome.timing))
+
+
+def _add(waiting: _Waiting, index: int, part: _Part) -> None:
     if waiting.gather.add(index, part) and waiting.gather.complete and not waiting.done.done():
         waiting.done.set_result(None)
+
+
+def _placed(failure: Failure, index: int) -> Failure:
+    """The failure as that of the `index`-th input of its request."""
+    whole = failure.input_index is None and failure.param is not None
+    param = failure.param if whole else f"inputs[{index}]"
+    return msgspec.structs.replace(failure, input_index=index, param=param)
 
 
 def _costs(job: Job, per_token: float) -> tuple[list[int], int]:
@@ -292,6 +330,8 @@ def _costs(job: Job, per_token: float) -> tuple[list[int], int]:
     inputs = job.inputs
     if inputs.ids:
         return [len(ids) for ids in inputs.ids], 0
+    if inputs.blobs:
+        return [sniff(blob).cost_tokens for blob in inputs.blobs], 0
     costs = [int(_size_bytes(text) / per_token) + _SPECIAL_TOKENS for text in inputs.texts]
     if inputs.firsts:
         firsts = [int(_size_bytes(text) / per_token) for text in inputs.firsts]
@@ -309,20 +349,27 @@ def _size_bytes(text: str) -> int:
 def _slice(inputs: Inputs, start: int, end: int) -> Inputs:
     """The inputs from `start` to `end`, with what all of them share."""
     return Inputs(
-        inputs.texts[start:end], inputs.ids[start:end], inputs.query, inputs.firsts[start:end]
+        inputs.texts[start:end],
+        inputs.ids[start:end],
+        inputs.query,
+        inputs.firsts[start:end],
+        inputs.blobs[start:end],
     )
 
 
 def _join(parts: Sequence[_Part]) -> Answer:
-    """One answer from the parts of a request, in order."""
-    first = parts[0].result
-    arrays = first.arrays
+    """One answer from the parts of a request, in order. Raises the first error if there is none."""
+    failures = {at: failure for part in parts for at, failure in part.failures.items()}
+    results = [part.result for part in parts if part.result is not None]
+    if not results:
+        raise failures[min(failures)].error()
     if len(parts) == 1:
-        outcome = parts[0].outcome
-        return Answer(first, outcome.tokens, outcome.timing)
-    if any(part.result.arrays.keys() != arrays.keys() for part in parts):
+        return Answer(results[0], parts[0].tokens, parts[0].timing, failures)
+    first = results[0]
+    if any(result.arrays.keys() != first.arrays.keys() for result in results):
         raise Bug("the items of one request came back with different outputs")
-    arrays = {name: concat([part.result.arrays[name] for part in parts]) for name in arrays}
-    slowest = max((part.outcome.timing for part in parts), key=lambda t: t.queue_s + t.run_s)
-    tokens = sum(part.outcome.tokens for part in parts)
-    return Answer(Result(arrays, first.labels), tokens, slowest)
+    arrays = {name: concat([result.arrays[name] for result in results]) for name in first.arrays}
+    records = [record for result in results for record in result.records]
+    slowest = max((part.timing for part in parts), key=lambda t: t.queue_s + t.run_s)
+    tokens = sum(part.tokens for part in parts)
+    return Answer(Result(arrays, first.labels, records), tokens, slowest, failures)
