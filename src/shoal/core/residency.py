@@ -3,12 +3,14 @@
 A planner is told what is (copies, memories, demand) and returns what to do; a shell does it and
 tells what became of it. Time is an argument; the worker and the simulator drive the same objects.
 
-Owns the nouns and the policies. Does not own measuring, loading, or the agreement among workers
-(a lease for every load of a model that others have too).
+Owns the nouns. Does not own the choice (`residency_plan`), what a model in memory is worth
+(`residency_rank`), measuring, loading, or the agreement among workers (a lease for every load of a
+model that others have too).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,7 +103,20 @@ class Evict:
     why: str
 
 
-Action = Load | Evict
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Form no more batches of a model on a device, so that it becomes idle and can be evicted.
+
+    Holds until the next plan, which says so again if it still wants that. Without it, a model that
+    always has work would never be idle, and one that waits for its room would wait for ever.
+    """
+
+    model: str
+    device: str
+    why: str
+
+
+Action = Load | Evict | Close
 
 
 class ResidencyPolicy(Protocol):
@@ -114,4 +129,36 @@ class ResidencyPolicy(Protocol):
         """What to do now."""
 
     def next_look_s(self, held: Held, now: float) -> float | None:
-        """When `plan` may say something else though nothing has happened; None for never."""
+        """The moment, on the clock of `now`, when `plan` may say something else by itself.
+
+        None: not before something happens.
+        """
+
+
+def kept(held: Held) -> frozenset[str]:
+    """Models of which no copy may go now: pinned ones, and those with no more than `min_copies`."""
+    here = Counter(copy.model for copy in held.copies)
+    return frozenset(
+        demand.model
+        for demand in held.demands
+        if demand.pinned or 0 < here[demand.model] <= demand.min_copies - demand.elsewhere
+    )
+
+
+def fits(held: Held, model: str) -> bool:
+    """Whether a model can be loaded here at all, if all goes that may go.
+
+    A model that does not fit is in no plan; the shell says so to those who wait for it.
+    """
+    size_bytes = next(d.size_bytes for d in held.demands if d.model == model)
+    stay = kept(held) - {model}
+    return any(
+        size_bytes + sum(c.size_bytes for c in held.copies if lies_in(c, memory, stay))
+        <= memory.budget_bytes
+        for memory in held.memories
+    )
+
+
+def lies_in(copy: Copy, memory: Memory, models: frozenset[str]) -> bool:
+    """Whether a copy is one of certain models, in a certain memory."""
+    return copy.model in models and copy.device in memory.devices
