@@ -6,7 +6,7 @@ Finding a package imports none of its code. Does not own what is inside the file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,8 +47,22 @@ def resolve_source(
     return path
 
 
-def model_spec(entry: Entry, cache_dir: Path) -> ModelSpec:
-    """What a runtime needs to load an entry's model. Raises `ModelUnavailable`."""
+def is_remote(source: str) -> bool:
+    """Whether the weights are fetched when they are first needed."""
+    return not source.startswith(("package://", "file://"))
+
+
+def model_spec(
+    entry: Entry,
+    cache_dir: Path,
+    *,
+    on_progress: Callable[[int, int], None] = lambda _done_bytes, _total_bytes: None,
+) -> ModelSpec:
+    """What a runtime needs to load an entry's model. Raises `ModelUnavailable`.
+
+    on_progress: told of a download as it goes on, from the calling thread.
+    """
+    del on_progress
     return ModelSpec(
         key=entry.key,
         path=str(_weights_root(entry, cache_dir)),
