@@ -1,7 +1,8 @@
 """A runtime without a model, for tests and for measuring everything around a runtime.
 
-It takes texts and answers at once with small float32 numbers that depend on nothing but each text
-(or pair of texts), so that answers which reached the wrong caller are seen. Options of a model:
+It takes texts or files and answers at once with small float32 numbers, or records (`null_records`),
+that depend on nothing but each input (or pair of texts), so that answers which reached the wrong
+caller are seen. A file that ends in `broken` is at fault itself. Options of a model:
 
     dim      length of the dense vectors, 8 when left out
     labels   class names, joined by commas; "no,yes" when left out
@@ -30,18 +31,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.core.types import TEXT_TASKS
+from shoal.core.types import TASKS
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError, WeightsMissing
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.interface import RanItems
+from shoal.runtimes.null_records import record
 from shoal.wire.arrays import Array
 from shoal.wire.envelope import Result
+from shoal.wire.records import pack
 
 Floats = npt.NDArray[np.float32]
 
 # An odd multiplier spreads a checksum over the columns (Knuth's multiplicative hashing).
 _KNUTH = 2_654_435_761
-_OUTPUTS = ("dense", "sparse")
+_OUTPUTS = ("dense", "sparse", "multivector")
+_BROKEN = b"broken"
 _MIB = 2**20
 _WARM_SHARE = 0.1
 _LOAD_FAULTS: dict[str, Exception] = {
@@ -71,7 +75,7 @@ class NullRuntime:
     version = "1"
 
     def __init__(self, *, device: str, threads: int) -> None:
-        self.traits = Traits(accepts_ids=False, tasks=list(TEXT_TASKS), host_tier=True)
+        self.traits = Traits(accepts_ids=False, tasks=list(TASKS), host_tier=True)
         self.device = device
         self.threads = threads
         self._models: dict[str, _Model] = {}
@@ -139,12 +143,12 @@ class NullRuntime:
         if model.poison is not None and any(model.poison in item.texts for item in items):
             raise RunFailed(f"{key}: the poison text is in the batch")
         tokens = sum(sum(item.lengths) for item in items)
-        # One pass over the texts of the whole batch: per item numpy would cost more than the rest.
-        vectors = numbers([text for item in items for text in item.texts], model.dim)
+        # One pass over the inputs of the whole batch: per item numpy would cost more than the rest.
+        vectors = numbers([one for item in items for one in item.blobs or item.texts], model.dim)
         outcomes: list[Result | ShoalError] = []
         at = 0
         for item in items:
-            end = at + len(item.texts)
+            end = at + len(item.blobs or item.texts)
             outcomes.append(_answer(model, item, vectors[at:end]))
             at = end
         return RanItems(outcomes, tokens)
@@ -164,9 +168,10 @@ def _touched(size_bytes: int) -> mmap.mmap | None:
     return pages
 
 
-def numbers(texts: Sequence[str], dim: int) -> Floats:
-    """What the runtime makes of texts: float32 [n, dim] in [-1, 1], the same everywhere."""
-    sums = np.array([zlib.crc32(text.encode()) for text in texts], np.uint64).reshape(-1, 1)
+def numbers(inputs: Sequence[str | bytes], dim: int) -> Floats:
+    """What the runtime makes of inputs: float32 [n, dim] in [-1, 1], the same everywhere."""
+    data = (one.encode() if isinstance(one, str) else one for one in inputs)
+    sums = np.array([zlib.crc32(one) for one in data], np.uint64).reshape(-1, 1)
     spread = np.arange(1, 2 * dim, 2, dtype=np.uint64) * np.uint64(_KNUTH)
     mixed = (sums * spread + sums) & np.uint64(0xFFFFFFFF)
     return (mixed.astype(np.float32) / np.float32(2**31)) - np.float32(1)
@@ -176,8 +181,13 @@ def _answer(model: _Model, item: RunItem, vectors: Floats) -> Result | ShoalErro
     if model.nan is not None and model.nan in item.texts:
         at = item.texts.index(model.nan)
         return RunFailed(f"{model.spec.key}: input {at} gave numbers that are not finite")
+    for at, blob in enumerate(item.blobs):
+        if blob.endswith(_BROKEN):
+            return InvalidRequest("the file is broken", input_index=at)
     if item.task == "encode":
         return _encoded(model, item, vectors)
+    if item.task in ("extract", "transcribe"):
+        return _recorded(model, item)
     texts = _joined(item)
     if item.task == "score":
         logits = numbers(texts, 1)[:, 0]
@@ -194,7 +204,7 @@ def _encoded(model: _Model, item: RunItem, vectors: Floats) -> Result | ShoalErr
     for output in wanted:
         if output not in _OUTPUTS:
             return InvalidRequest(f"{model.spec.key} has no output {output!r}", param="outputs")
-    n = len(item.texts)
+    n = len(vectors)
     if "sparse" in wanted:
         arrays["sparse_counts"] = Array.of(np.full(n, model.dim, np.uint32))
         arrays["sparse_indices"] = Array.of(np.tile(np.arange(model.dim, dtype=np.uint32), n))
@@ -202,11 +212,24 @@ def _encoded(model: _Model, item: RunItem, vectors: Floats) -> Result | ShoalErr
     if "dense" in wanted:
         dim = min(item.params.dimensions or model.dim, model.dim)
         arrays["dense"] = Array("float32", [n, dim], vectors[:, :dim].astype("<f4").tobytes())
+    if "multivector" in wanted:  # one token vector for each input of an odd length, else two
+        counts = np.array([2 - len(one) % 2 for one in item.blobs or item.texts], np.uint32)
+        arrays["multivector_counts"] = Array.of(counts)
+        arrays["multivector"] = Array.of(np.repeat(vectors, counts, axis=0))
     return Result(arrays)
 
 
-def _joined(item: RunItem) -> list[str]:
+def _recorded(model: _Model, item: RunItem) -> Result:
+    finds = item.params.outputs or model.spec.extracts[:1]
+    wanted = ["transcript"] if item.task == "transcribe" else finds
+    given = item.blobs or item.texts
+    return Result(records=[pack(record(one, wanted, item.params)) for one in given])
+
+
+def _joined(item: RunItem) -> Sequence[str | bytes]:
     """One text for each answer: a pair becomes both its texts."""
+    if item.blobs:
+        return item.blobs
     texts = item.texts
     if item.layout == "shared":
         return [f"{texts[0]}\0{text}" for text in texts[1:]]
