@@ -164,6 +164,23 @@ class WorkerSettings(QueueSettings):
         Literal["fair", "oldest", "fifo32", "window64", "buckets"],
         Meta(description="How batches are chosen; all but `fair` are there to be compared with."),
     ] = "fair"
+    memory_mib: Annotated[
+        Count | None,
+        Meta(
+            description="MiB that the models of a memory (the host's, or a GPU's) may take, their "
+            "processes included; when left out, `memory_share` of it."
+        ),
+    ] = None
+    memory_share: Annotated[
+        float, Meta(gt=0, le=1, description="Share of a memory that models may take.")
+    ] = 0.7
+    residency: Annotated[
+        Literal["density", "lru", "gdsf"],
+        Meta(
+            description="What stays loaded when memory is short; all but `density` are there to be "
+            "compared with."
+        ),
+    ] = "density"
     load_timeout_s: Annotated[Seconds, Meta(description="Longest time a model may load.")] = 300.0
     run_timeout_s: Annotated[
         Seconds, Meta(description="A runtime that takes longer over one batch is started anew.")

@@ -129,6 +129,22 @@ class Scheduler:
         for lane in self._lanes.values():
             self._lines[(rule.model, lane.name)] = _Line(rule, lane, cost)
 
+    def change_model(self, rule: ModelRule) -> None:
+        """Another weight or other bounds for a model that is here; what waits goes on waiting."""
+        for lane in self._lanes:
+            line = self._lines[(rule.model, lane)]
+            line.rule = rule
+            line.window.max_items = rule.max_items
+
+    def packs(self, model: str) -> bool:
+        """Whether a model's runtime pads nothing."""
+        return any(self._lines[(model, lane)].rule.packing for lane in self._lanes)
+
+    def remove_model(self, model: str) -> None:
+        """Forgets a model of which nothing waits or runs."""
+        for lane in self._lanes:
+            self._lines.pop((model, lane), None)
+
     def window(self, model: str, lane: Lane) -> Window:
         """The window of a line."""
         return self._lines[(model, lane)].window

@@ -112,21 +112,19 @@ class Fleet:
         return len(self._live())
 
     def check(self, entry: Entry) -> None:
-        """Raises `NoWorker` when workers are alive and none can serve the model.
+        """Raises `NoWorker` when workers are alive and all of them say that they cannot serve it.
 
-        With no worker at all an item may wait: one may be on its way.
+        With no worker at all an item may wait: one may be on its way. So it may where a worker has
+        not spoken of the model yet, since it follows the same catalog.
         """
         reasons: list[str] = []
-        live = self._live()
-        for states in live:
+        for states in self._live():
             state = states.get(entry.key)
-            if state is not None and state.state != "unavailable":
+            if state is None or state.state != "unavailable":
                 return
-            if state is not None and state.reason:
-                reasons.append(state.reason)
-        if live:
-            why = reasons[0] if reasons else "no live worker has it in its catalog"
-            raise NoWorker(f"no worker can serve `{entry.id}`: {why}", param="model")
+            reasons.append(state.reason)
+        if reasons:
+            raise NoWorker(f"no worker can serve `{entry.id}`: {reasons[0]}", param="model")
 
     def model_states(self) -> dict[str, ModelState]:
         """The best state of each model, by its key, over all live workers."""

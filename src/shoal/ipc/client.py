@@ -135,9 +135,9 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         """Loads a model. Raises what the runtime says of it."""
         return _expect(Loaded, await self._call(lambda seq: Load(seq, spec)))
 
-    async def unload(self, key: str) -> Memory:
-        """Unloads a model."""
-        return _expect(Memory, await self._call(lambda seq: Unload(seq, key)))
+    async def unload(self, key: str, *, keep: bool = False) -> Memory:
+        """Unloads a model; with `keep`, what makes its next load quick may stay."""
+        return _expect(Memory, await self._call(lambda seq: Unload(seq, key, keep)))
 
     async def run(self, key: str, items: list[RunItem], block_tokens: int | None = None) -> Ran:
         """Runs a batch."""

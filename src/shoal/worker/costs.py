@@ -83,7 +83,7 @@ class CostBook:
 
     def rates(self, entry: Entry) -> Rates:
         """The averages of an entry."""
-        return self._rates.setdefault(entry.id, Rates())
+        return self._rates.setdefault(entry.key, Rates())
 
     def token_s(self, entry: Entry) -> float:
         """Device seconds of a useful token while there is plenty to do; 0 while none has run.

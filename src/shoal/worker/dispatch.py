@@ -28,7 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class Dispatch:
-    """Sends batches to devices. `on_room` is called with a line that may pull again."""
+    """Sends batches to devices.
+
+    `on_room` is called with a line that may pull again, `on_idle` when a device has let go of a
+    model that gets no more batches there.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Dispatch:
         run_timeout_s: float,
     ) -> None:
         self.on_room: Callable[[Line], None] = lambda _: None
+        self.on_idle: Callable[[], None] = lambda: None
         self._policy = policy
         self._held = held
         self._residents = residents
@@ -85,9 +90,6 @@ class Dispatch:
     def _fill(self) -> None:
         """Sends batches until no free device can get one; then says when to look again."""
         now_s = monotonic()
-        for line in self._lines.values():
-            if line.waiting:
-                self._residents.want(line.entry)
         while free := self._residents.free(now_s):
             batch = self._policy.next_batch(
                 now_s, len(free), lambda model: any(d.holds(model) for d in free)
@@ -122,7 +124,7 @@ class Dispatch:
             held.started_s = now_s
             held.load_s = self._residents.load_wait_s(line.entry, held.arrived_s)
             self._metrics.on_wait(now_s - held.arrived_s + held.queued_s)
-        sent = device.on_sent(batch.expected_s, now_s)
+        sent = device.on_sent(batch.expected_s, now_s, batch.model)
         line.on_sent(batch)
         task = asyncio.create_task(self._run(device, sent, line, batch), name="batch")
         self._tasks.add(task)
@@ -153,6 +155,8 @@ class Dispatch:
             now_s = monotonic()
             device.on_back(sent, now_s, lost=lost)
             line.on_back(batch)
+            if batch.model in device.closing and not device.is_busy(batch.model):
+                self.on_idle()
         took_s = ran.run_s if isinstance(ran, Ran) else None
         self._policy.finished(batch, took_s, now_s)
         self._fill()  # the device has work again before this batch's replies cost any time
@@ -193,10 +197,10 @@ class Dispatch:
         for item in late:
             error: ShoalError = DeadlineExceeded("it could not be done by the deadline any more")
             await self._held.fail(item.id, error)
-        for line in self._lines.values():
+        for line in list(self._lines.values()):
             fault = self._residents.fault(line.entry) if line.waiting else None
             if fault is not None and self._residents.state(line.entry) == "unavailable":
-                waiting = self._held.of_model(line.entry.id)
+                waiting = self._held.of_model(line.entry.key)
                 for item in self.remove(waiting):
                     await self._held.fail(item.id, fault)
 

@@ -30,8 +30,8 @@ class HeldItem:
     """One item in hand.
 
     key: of its model's line. arrived_s, started_s: monotonic seconds of its delivery and of its
-    batch's start. queued_s: how long it had waited at the broker. run_item: there once it is prepared. failures: inputs that
-    were left out of it, by index.
+    batch's start. queued_s: how long it had waited at the broker. run_item: there once it is
+    prepared. failures: inputs that were left out of it, by index.
     """
 
     delivery: Delivery

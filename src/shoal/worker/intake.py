@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic, wall
-from shoal.core.types import Item, Lane
+from shoal.core.types import Item
 from shoal.errors import (
     Bug,
     ModelUnavailable,
@@ -40,7 +40,8 @@ from shoal.worker.costs import CostBook
 from shoal.worker.dispatch import Dispatch
 from shoal.worker.held import Held, HeldItem
 from shoal.worker.lines import Line
-from shoal.worker.resident import Residents
+from shoal.worker.residency import Residency
+from shoal.worker.roster import Roster
 from shoal.worker.tokenise import Prepared, Tokeniser, prepare
 
 log = logging.getLogger(__name__)
@@ -60,20 +61,20 @@ class Intake:
         self,
         queue: Queue,
         held: Held,
-        residents: Residents,
+        residency: Residency,
         dispatch: Dispatch,
         *,
         costs: CostBook,
-        lines: Mapping[tuple[str, Lane], Line],
+        roster: Roster,
         cache_dir: Path,
         on_traits: Callable[[Entry, Traits], None],
     ) -> None:
         self._queue = queue
         self._held = held
-        self._residents = residents
+        self._residency = residency
         self._dispatch = dispatch
         self._costs = costs
-        self._lines = lines
+        self._roster = roster
         self._cache_dir = cache_dir
         self._on_traits = on_traits
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
@@ -91,20 +92,29 @@ class Intake:
 
     def pull_all(self) -> None:
         """Opens a pull for every line that has room and none open."""
-        for line in self._lines.values():
+        for line in list(self._roster.lines.values()):
             self.pull(line)
 
+    def pull_model(self, entry: Entry) -> None:
+        """Opens the pulls of a model that is loaded, or on its way."""
+        for line in self._roster.lines_of(entry.key):
+            self.pull(line)
+
+    def forget(self, entry: Entry) -> None:
+        """The model is gone from the catalog, and nothing of it is here."""
+        self._tokenisers.pop(entry.key, None)
+
     def pull(self, line: Line) -> None:
-        """Opens a pull for a line if it has room."""
+        """Opens a pull for a line if it has room, and its model is here or on its way."""
         size = line.next_pull()
-        if size and self._pulling and self._residents.fault(line.entry) is None:
+        if size and self._pulling and self._residency.wants(line.entry):
             line.promised = size
             self._spawn(self._pull(line, size), "pull")
 
     async def _pull(self, line: Line, size: int) -> None:
         try:
             await self._queue.pull(
-                line.entry.id,
+                line.entry.key,
                 line.lane,
                 max_items=size,
                 expires_s=PULL_EXPIRES_S,
@@ -130,8 +140,13 @@ class Intake:
             self._spawn(self._bury_unreadable(delivery, str(error)), "bury")
             return
         now_s = wall()
+        entry = line.entry
         item = HeldItem(
-            delivery, envelope, monotonic(), queued_s=max(0.0, now_s - envelope.submitted_s)
+            delivery,
+            envelope,
+            monotonic(),
+            key=entry.key,
+            queued_s=max(0.0, now_s - envelope.submitted_s),
         )
         unwanted = envelope.deadline_s <= now_s or envelope.request in self._cancelled
         if unwanted or not self._held.add(item):
@@ -139,10 +154,11 @@ class Intake:
             if unwanted:  # else it is in hand already, and its first delivery will be acked
                 self._spawn(delivery.ack(), "drop")
             return
-        self._pending.setdefault(line.entry.id, []).append(item)
-        if line.entry.id not in self._preparing:
-            self._preparing.add(line.entry.id)
-            self._spawn(self._prepare(line.entry), f"prepare {line.entry.id}")
+        self._residency.on_arrival(entry.key)
+        self._pending.setdefault(entry.key, []).append(item)
+        if entry.key not in self._preparing:
+            self._preparing.add(entry.key)
+            self._spawn(self._prepare(entry), f"prepare {entry.key}")
 
     async def _bury_unreadable(self, delivery: Delivery, why: str) -> None:
         """Bytes that are no envelope of ours: kept as they are; nobody can be told."""
@@ -156,30 +172,30 @@ class Intake:
     async def _prepare(self, entry: Entry) -> None:
         """Prepares what is pending of a model until nothing is; one such task per model."""
         try:
-            while self._pending.get(entry.id):
+            while self._pending.get(entry.key):
                 try:
                     await self._prepare_pending(entry)
                 except ShoalError as error:
                     await self._fail_all(entry, error)
                 except Exception as error:  # task root
-                    log.exception("preparing items of %s", entry.id)
+                    log.exception("preparing items of %s", entry.key)
                     await self._fail_all(entry, Bug(f"{type(error).__name__}: {error}"))
         finally:
-            self._preparing.discard(entry.id)
+            self._preparing.discard(entry.key)
 
     async def _prepare_pending(self, entry: Entry) -> None:
         traits = await self._traits(entry)
         tokeniser = await self._tokeniser(entry) if traits.accepts_ids else None
         self._on_traits(entry, traits)
-        while self._pending.get(entry.id):
-            items = self._pending[entry.id][:_INLINE_ITEMS]
+        while self._pending.get(entry.key):
+            items = self._pending[entry.key][:_INLINE_ITEMS]
             bodies = [await self._body(item) for item in items]
             work = partial(_prepare_items, entry, traits, tokeniser, items, bodies)
             if tokeniser is None:
                 made = work()
             else:
                 made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-            del self._pending[entry.id][: len(items)]
+            del self._pending[entry.key][: len(items)]
             for item, outcome in zip(items, made, strict=True):
                 await self._place(entry, item, outcome)
             self._dispatch.wake()
@@ -191,7 +207,7 @@ class Intake:
         """
         for last in (*[False] * (START_TRIES - 1), True):
             try:
-                return await self._residents.traits(entry.runtime)
+                return await self._residency.residents.traits(entry.runtime)
             except RuntimeCrashed as error:  # the process has its own pause between starts
                 if last:
                     raise ModelUnavailable(f"{entry.key}: {error}") from error
@@ -220,7 +236,7 @@ class Intake:
 
     async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
         envelope = item.envelope
-        line = self._lines[(entry.id, envelope.lane)]
+        line = self._roster.lines[(entry.key, envelope.lane)]
         tokens = sum(made.lengths) if isinstance(made, RunItem) else 0
         line.on_prepared(tokens)
         if not self._held.has(item):  # cancelled meanwhile, and perhaps delivered anew
@@ -231,7 +247,7 @@ class Intake:
         item.run_item = made
         waiting = Item(
             envelope.item,
-            entry.id,
+            entry.key,
             envelope.lane,
             tuple(made.lengths),
             monotonic() + envelope.deadline_s - wall(),
@@ -245,8 +261,8 @@ class Intake:
             await self._held.fail(envelope.item, Bug("the window is full"))
 
     async def _fail_all(self, entry: Entry, error: ShoalError) -> None:
-        for item in self._pending.pop(entry.id, []):
-            self._lines[(entry.id, item.envelope.lane)].on_prepared(0)
+        for item in self._pending.pop(entry.key, []):
+            self._roster.lines[(entry.key, item.envelope.lane)].on_prepared(0)
             await self._held.fail(item.envelope.item, error)
 
     def on_cancel(self, data: bytes) -> None:

@@ -66,6 +66,19 @@ class Metrics:
             registry=r,
         )
         self.held = Gauge("shoal_worker_held_items", "Items in hand.", registry=r)
+        self.residents = Gauge("shoal_worker_resident_models", "Loaded copies.", registry=r)
+        self.memory_used = Gauge(
+            "shoal_worker_memory_used_bytes",
+            "What the runtime processes hold, loads under way included.",
+            ["memory"],
+            registry=r,
+        )
+        self.memory_budget = Gauge(
+            "shoal_worker_memory_budget_bytes",
+            "What models may use at the moment.",
+            ["memory"],
+            registry=r,
+        )
 
     def on_batch(self, batch: Batch, ran: Ran) -> None:
         """A batch has come back."""

@@ -1,8 +1,8 @@
-"""Which model is loaded on which device.
+"""Which models are loaded on which device, and the loads and evictions that change it.
 
-Owns loading (single flight for each device and model), what is resident, what cannot be loaded and
-for how long that is believed, and the choice of a device for a model's next batch. Does not own
-batches (`dispatch`) or processes (`supervise`). Eviction is not there yet: what is loaded stays.
+Owns loading (single flight for each device and model), unloading what is idle, and what each
+device holds and runs. Does not own which models should be where (`residency`), batches
+(`dispatch`) or processes (`supervise`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.ipc.messages import Traits
+from shoal.worker.faults import LoadFaults
+from shoal.worker.sizes import SizeBook
 from shoal.worker.supervise import RuntimeProcess
 
 log = logging.getLogger(__name__)
 
 State = Literal["cold", "loading", "resident", "unavailable"]
 
-COOL_DOWN_S = 30.0
-LOAD_CRASHES = 3
 IN_FLIGHT_BATCHES = 2
 _LEAST_LEAD_S = 0.003
 
@@ -52,22 +52,42 @@ class Sent:
     """A batch on a device. begun: it runs; else it waits there for the one before it."""
 
     expected_s: float
+    model: str = ""
     begun: bool = False
 
 
 @dataclass(slots=True)
-class Device:
-    """A device and what runs on it.
+class Loaded:
+    """A model on a device. since_s, used_s: of its load and of its last batch."""
 
-    resident: the runtime that holds each loaded model, by the model's id. loading: ids of models
-    on their way. sent: the batches that are not answered, the one that runs first.
-    stage_s: when that is about to end.
+    entry: Entry
+    size_bytes: int
+    since_s: float
+    used_s: float
+
+
+@dataclass(slots=True)
+class Loading:
+    """A load under way. phase: for people."""
+
+    entry: Entry
+    begun_s: float
+    phase: str = "loading"
+
+
+@dataclass(slots=True)
+class Device:
+    """A device and what runs on it; models go by their keys.
+
+    closing: models that get no more batches here, for they are about to be evicted. sent: the
+    batches that are not answered, the one that runs first. stage_s: when that is about to end.
     """
 
     name: str
     processes: dict[str, RuntimeProcess] = field(default_factory=dict)
-    resident: dict[str, str] = field(default_factory=dict)
-    loading: set[str] = field(default_factory=set)
+    resident: dict[str, Loaded] = field(default_factory=dict)
+    loading: dict[str, Loading] = field(default_factory=dict)
+    closing: set[str] = field(default_factory=set)
     sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT_BATCHES))
     stage_s: float = 0.0
 
@@ -77,8 +97,12 @@ class Device:
         return len(self.sent)
 
     def holds(self, model: str) -> bool:
-        """Whether a model is loaded here."""
-        return model in self.resident
+        """Whether a model is loaded here, and may get batches."""
+        return model in self.resident and model not in self.closing
+
+    def is_busy(self, model: str) -> bool:
+        """Whether a batch of a model runs here or waits here."""
+        return any(sent.model == model for sent in self.sent)
 
     def is_free(self, now_s: float) -> bool:
         """Whether it can take a batch: it idles, or is about to."""
@@ -86,16 +110,20 @@ class Device:
             return True
         return self.in_flight < IN_FLIGHT_BATCHES and now_s >= self.stage_s
 
-    def on_sent(self, expected_s: float, now_s: float) -> Sent:
+    def on_sent(self, expected_s: float, now_s: float, model: str = "") -> Sent:
         """A batch has left for it."""
-        sent = Sent(expected_s)
+        sent = Sent(expected_s, model)
         self.sent.append(sent)
+        if model in self.resident:
+            self.resident[model].used_s = now_s
         self._begin(now_s)
         return sent
 
     def on_back(self, sent: Sent, now_s: float, *, lost: bool) -> None:
         """A batch has come back, or was lost with its process."""
         self.sent.remove(sent)
+        if sent.model in self.resident:
+            self.resident[sent.model].used_s = now_s
         if not lost:
             self._begin(now_s)
 
@@ -124,18 +152,25 @@ class Residents:
         threads: int,
         cache_dir: Path,
         load_timeout_s: float,
+        sizes: SizeBook,
         on_change: Callable[[], None],
     ) -> None:
         self.devices = [Device(name) for name in devices]
-        self.memory_bytes: dict[str, int] = {}
+        self.faults = LoadFaults()
+        self.sizes = sizes
+        self.load_seconds = 0.0
+        self.loads = 0
+        self.evictions = 0
         self._threads = threads
         self._cache_dir = cache_dir
         self._load_timeout_s = load_timeout_s
         self._on_change = on_change
-        self._faults: dict[str, tuple[ShoalError, float]] = {}
-        self._crashes: dict[str, int] = {}
         self._times: dict[str, LoadTimes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def device(self, name: str) -> Device:
+        """A device by its name."""
+        return next(device for device in self.devices if device.name == name)
 
     def process(self, device: Device, runtime: str) -> RuntimeProcess:
         """The device's process of a runtime; made here, started when it is first used."""
@@ -152,7 +187,9 @@ class Residents:
 
     def on_lost(self, device: Device, runtime: str) -> None:
         """A runtime's process has died: what it held is no longer resident."""
-        device.resident = {m: r for m, r in device.resident.items() if r != runtime}
+        lost = {k for k, loaded in device.resident.items() if loaded.entry.runtime == runtime}
+        for key in lost:
+            del device.resident[key]
         self._on_change()
 
     async def renew(self, device: Device, runtime: str, why: str) -> None:
@@ -169,18 +206,30 @@ class Residents:
             raise RuntimeFault(f"the {runtime} runtime said no hello")
         return process.hello.traits
 
+    def pids(self) -> list[int]:
+        """The runtime processes that run."""
+        processes = [p for device in self.devices for p in device.processes.values()]
+        return [process.pid for process in processes if process.pid is not None]
+
     def fault(self, entry: Entry) -> ShoalError | None:
         """Why the model could not be loaded a short while ago; None when it may be tried."""
-        error, until_s = self._faults.get(entry.key, (None, 0.0))
-        return error if monotonic() < until_s else None
+        return self.faults.current(entry.key)
 
     def state(self, entry: Entry) -> State:
         """cold, loading, resident or unavailable."""
-        if any(entry.id in d.resident for d in self.devices):
+        if any(entry.key in d.resident for d in self.devices):
             return "resident"
-        if any(entry.id in d.loading for d in self.devices):
+        if any(entry.key in d.loading for d in self.devices):
             return "loading"
         return "unavailable" if self.fault(entry) else "cold"
+
+    def holders(self, entry: Entry) -> list[Device]:
+        """The devices that have the model."""
+        return [device for device in self.devices if entry.key in device.resident]
+
+    def loads_of(self, entry: Entry) -> list[Loading]:
+        """The model's loads under way."""
+        return [device.loading[entry.key] for device in self.devices if entry.key in device.loading]
 
     def load_wait_s(self, entry: Entry, arrived_s: float) -> float:
         """How much of an item's wait since `arrived_s` was the model's load."""
@@ -196,75 +245,103 @@ class Residents:
         busy = [d for d in self.devices if 0 < d.in_flight < IN_FLIGHT_BATCHES]
         return [d.stage_s for d in busy if d.stage_s > now_s]
 
-    def want(self, entry: Entry) -> None:
-        """A model has work: it is loaded, if it is nowhere yet, on the least busy device.
+    def on_entry(self, entry: Entry) -> None:
+        """The entry of a model has changed in a way that its copies live with."""
+        for device in self.holders(entry):
+            device.resident[entry.key].entry = entry
 
-        Where it is somewhere already, another copy needs a device that idles.
-        """
-        holders = [d for d in self.devices if entry.id in d.resident]
-        if any(d.in_flight == 0 for d in holders):
-            return
-        if any(entry.id in d.loading for d in self.devices) or self.fault(entry) is not None:
-            return
-        others = [d for d in self.devices if not d.loading and d not in holders]
-        if holders:
-            others = [d for d in others if d.in_flight == 0]
-        if others:
-            self.load(entry, min(others, key=lambda d: d.in_flight))
+    def load(self, entry: Entry, device: Device) -> asyncio.Task[None] | None:
+        """Begins to load a model on a device; None where it is there or on its way."""
+        if entry.key in device.resident or entry.key in device.loading:
+            return None
+        device.loading[entry.key] = Loading(entry, monotonic())
+        return self._spawn(self._load(entry, device), f"load {entry.key}")
 
-    def load(self, entry: Entry, device: Device) -> None:
-        """Begins to load a model on a device, unless it is there or on its way."""
-        if entry.id in device.resident or entry.id in device.loading:
-            return
-        device.loading.add(entry.id)
-        task = asyncio.create_task(self._load(entry, device), name=f"load {entry.key}")
+    def _spawn(self, work: object, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _load(self, entry: Entry, device: Device) -> None:
-        begun_s = monotonic()
+        loading = device.loading[entry.key]
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:  # from the thread that fetches
+            share = f" {100 * done_bytes // total_bytes} %" if total_bytes else ""
+            loading.phase = f"fetching{share}"
+
+        error: ShoalError | None = None
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                spec = await asyncio.to_thread(model_spec, entry, self._cache_dir)
+                spec = await asyncio.to_thread(
+                    model_spec, entry, self._cache_dir, on_progress=on_progress
+                )
+                loading.phase = "loading"
                 connection = await self.process(device, entry.runtime).connection()
                 loaded = await connection.load(spec)
-        except RuntimeCrashed as error:
-            # The process may have been killed for reasons of its own; its backoff is the pause.
-            self._crashes[entry.key] = self._crashes.get(entry.key, 0) + 1
-            log.warning("%s was lost while it loaded: %s", entry.key, error)
-            if self._crashes[entry.key] >= LOAD_CRASHES:
-                self._on_fault(entry, error)
-        except ShoalError as error:
-            self._on_fault(entry, error)
+        except RuntimeCrashed as raised:
+            log.warning("%s was lost while it loaded: %s", entry.key, raised)
+            error = self.faults.on_crash(entry, raised)
+        except OutOfMemory as raised:
+            log.warning("%s did not fit on %s: %s", entry.key, device.name, raised)
+            self.sizes.on_out_of_memory(entry)
+            error = self.faults.on_out_of_memory(entry, raised)
+        except ShoalError as raised:
+            error = self.faults.on_fault(entry, raised)
         except TimeoutError:
-            self._on_fault(
-                entry, ModelLoading(f"{entry.key} did not load in {self._load_timeout_s:.0f} s")
-            )
+            late = ModelLoading(f"{entry.key} did not load in {self._load_timeout_s:.0f} s")
+            error = self.faults.on_fault(entry, late)
             await self.renew(device, entry.runtime, "does not finish a load")
-        except Exception as error:  # task root
+        except Exception as raised:  # task root
             log.exception("loading %s", entry.key)
-            self._on_fault(entry, ModelUnavailable(f"{type(error).__name__}: {error}"))
+            unknown = ModelUnavailable(f"{type(raised).__name__}: {raised}")
+            error = self.faults.on_fault(entry, unknown)
         else:
             if not connection.lost:
-                device.resident[entry.id] = entry.runtime
-            self.memory_bytes[entry.key] = loaded.memory_bytes
-            self._faults.pop(entry.key, None)
-            self._crashes.pop(entry.key, None)
-            self._times[entry.key] = LoadTimes(begun_s, monotonic())
-            log.info(
-                "loaded %s on %s in %.2f s, %.0f MiB",
-                *(entry.key, device.name, monotonic() - begun_s, loaded.memory_bytes / 2**20),
-            )
+                now_s = monotonic()
+                device.resident[entry.key] = Loaded(entry, loaded.memory_bytes, now_s, now_s)
+            self._on_loaded(entry, device, loading.begun_s, loaded.memory_bytes)
         finally:
-            device.loading.discard(entry.id)
+            del device.loading[entry.key]
+            if error is not None:
+                log.error("%s does not load: %s", entry.key, error)
             self._on_change()
 
-    def _on_fault(self, entry: Entry, error: ShoalError) -> None:
-        """Believes for a while that a model does not load: its fault, and none of its items'."""
-        log.error("%s does not load: %s", entry.key, error)
-        if isinstance(error, (RuntimeCrashed, OutOfMemory)):
-            error = ModelUnavailable(f"{entry.key} does not load: {error}")
-        self._faults[entry.key] = (error, monotonic() + COOL_DOWN_S)
+    def _on_loaded(self, entry: Entry, device: Device, begun_s: float, size_bytes: int) -> None:
+        ended_s = monotonic()
+        self.faults.on_loaded(entry.key)
+        self.sizes.on_loaded(entry, size_bytes, ended_s - begun_s)
+        self._times[entry.key] = LoadTimes(begun_s, ended_s)
+        self.load_seconds += ended_s - begun_s
+        self.loads += 1
+        log.info(
+            "loaded %s on %s in %.2f s, %.0f MiB",
+            *(entry.key, device.name, ended_s - begun_s, size_bytes / 2**20),
+        )
+
+    async def evict(self, key: str, device: Device, why: str) -> bool:
+        """Unloads an idle model; False where it is not there or a batch of it is on the device."""
+        loaded = device.resident.get(key)
+        if loaded is None or device.is_busy(key):
+            return False
+        # From here on nobody sends it a batch, and a load of it waits for its process's answer.
+        del device.resident[key]
+        device.closing.discard(key)
+        entry = loaded.entry
+        try:
+            process = self.process(device, entry.runtime)
+            if process.hello is not None:
+                keep = process.hello.traits.host_tier
+                await process.live().unload(key, keep=keep)
+        except RuntimeCrashed as error:
+            log.warning("%s went with its process: %s", key, error)
+        except ShoalError as error:
+            log.warning("%s was not unloaded: %s", key, error)
+            await self.renew(device, entry.runtime, "does not unload a model")
+        self.evictions += 1
+        log.info("evicted %s from %s: %s", key, device.name, why)
+        self._on_change()
+        return True
 
     async def stop(self) -> None:
         """Ends every load and every process."""

@@ -55,6 +55,12 @@ class RuntimeProcess:
                 self._connection = await self._start()
             return self._connection
 
+    @property
+    def pid(self) -> int | None:
+        """The running process; None when there is none."""
+        running = self._connection is not None and not self._connection.lost
+        return self._child.pid if running and self._child is not None else None
+
     def live(self) -> RuntimeConnection:
         """The connection to the process that runs now; nothing is started.
 

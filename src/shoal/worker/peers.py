@@ -1,0 +1,115 @@
+"""What the other workers of the pool hold, and the claims by which workers share out loads.
+
+Owns the heartbeats of others and one lease per (model, slot): whoever loads a model that others
+could load, too, holds one, so that a burst for a cold model loads it where it is needed and not
+everywhere. A lease ends by itself with a worker that dies. Does not own who wants to load what
+(`residency`), and never says where an item goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.clock import monotonic
+from shoal.errors import QueueUnavailable
+from shoal.queue.interface import Kept
+from shoal.queue.topology import token
+from shoal.wire.envelope import Status, UnreadableMessage, decode_status
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 5.0
+LEASE_S = 15.0
+MAX_PEERS = 10_000
+
+
+class Peers:
+    """The live workers beside this one, as they last described themselves."""
+
+    def __init__(self, own: str, clock: Callable[[], float] = monotonic) -> None:
+        self._own = own
+        self._clock = clock
+        self._heard: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def on_status(self, data: bytes) -> None:
+        """Takes a heartbeat in; one that drains has nothing any more."""
+        try:
+            status: Status = decode_status(data)
+        except UnreadableMessage as error:
+            log.debug("status: %s", error)
+            return
+        if status.worker == self._own:
+            return
+        self._heard.pop(status.worker, None)
+        if status.draining:
+            return
+        if len(self._heard) >= MAX_PEERS:
+            self._heard.pop(next(iter(self._heard)))
+        there = frozenset(m.model for m in status.models if m.state in ("resident", "loading"))
+        self._heard[status.worker] = (self._clock(), there)
+
+    def _live(self) -> list[frozenset[str]]:
+        now_s = self._clock()
+        while self._heard and next(iter(self._heard.values()))[0] < now_s - SILENT_S:
+            del self._heard[next(iter(self._heard))]
+        return [models for _, models in self._heard.values()]
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other worker is alive."""
+        return not self._live()
+
+    def copies(self) -> dict[str, int]:
+        """How many other workers hold or load each model."""
+        counts: dict[str, int] = {}
+        for models in self._live():
+            for model in models:
+                counts[model] = counts.get(model, 0) + 1
+        return counts
+
+
+@dataclass(slots=True)
+class Lease:
+    """A claim that is held. revision: of its record."""
+
+    key: str
+    revision: int
+
+
+class Leases:
+    """Claims on loads, by the name of the worker that holds them."""
+
+    def __init__(self, kept: Kept, own: str) -> None:
+        self._kept = kept
+        self._own = own.encode()
+
+    async def claim(self, model: str, slots: int) -> Lease | None:
+        """One of `slots` claims on a model, or None while others hold them all.
+
+        Raises `QueueUnavailable`.
+        """
+        for slot in range(slots):
+            key = f"{token(model)}-{slot}"
+            revision = await self._kept.claim(key, self._own, LEASE_S)
+            if revision is not None:
+                return Lease(key, revision)
+        return None
+
+    async def renew(self, lease: Lease) -> None:
+        """Holds it for longer; a lease that was lost meanwhile stays lost."""
+        try:
+            revision = await self._kept.replace(lease.key, self._own, LEASE_S, lease.revision)
+        except QueueUnavailable as error:
+            log.debug("a lease could not be renewed: %s", error)
+            return
+        if revision is not None:
+            lease.revision = revision
+
+    async def release(self, lease: Lease) -> None:
+        """Lets others claim it."""
+        try:
+            await self._kept.delete(lease.key, lease.revision)
+        except QueueUnavailable as error:
+            log.debug("a lease ends by itself: %s", error)

@@ -1,0 +1,96 @@
+"""How much memory models take and how long they load, as measured here, kept across restarts.
+
+Owns the averages per (model, runtime, kind of device) and the file that keeps them, which
+`shoal plan --measured` reads. A file that cannot be read is an estimate less, never an error. Does
+not own measuring (the runtime process) or what the numbers are used for (`residency`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from shoal.catalog.schema import Entry
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT = 1_000
+_SMOOTHING = 0.5
+_GUESSED_LOAD_S = 1.0
+_TOO_SMALL = 1.3
+_MIB = 1024 * 1024
+
+
+class Measured(msgspec.Struct):
+    """Moving averages of one model's loads."""
+
+    size_bytes: int
+    load_s: float
+
+
+class SizeBook:
+    """What loads have shown. `hardware` names what they were measured on."""
+
+    def __init__(self, file: Path, hardware: str) -> None:
+        self._file = file
+        self._hardware = hardware
+        self._kept = self._read()
+        self._corrections: dict[str, int] = {}
+
+    def _read(self) -> dict[str, Measured]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, Measured])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("%s is not readable, sizes are measured anew: %s", self._file, error)
+            return {}
+
+    def _key(self, entry: Entry) -> str:
+        return f"{entry.key} {entry.runtime} {self._hardware}"
+
+    def measured(self, entry: Entry) -> Measured | None:
+        """What loads of the model have shown; None before the first."""
+        return self._kept.get(self._key(entry))
+
+    def size_bytes(self, entry: Entry) -> int:
+        """The memory of one copy: measured, else the entry's estimate.
+
+        After a load that did not fit it is more than that.
+        """
+        seen = self.measured(entry)
+        size_bytes = seen.size_bytes if seen else entry.memory_mib * _MIB
+        return max(size_bytes, self._corrections.get(entry.key, 0))
+
+    def load_s(self, entry: Entry) -> float:
+        """What a load takes."""
+        seen = self.measured(entry)
+        return seen.load_s if seen else _GUESSED_LOAD_S
+
+    def on_loaded(self, entry: Entry, size_bytes: int, load_s: float) -> None:
+        """A load was measured."""
+        key, seen = self._key(entry), self.measured(entry)
+        self._corrections.pop(entry.key, None)
+        if seen is not None:
+            size_bytes = round(seen.size_bytes + _SMOOTHING * (size_bytes - seen.size_bytes))
+            load_s = seen.load_s + _SMOOTHING * (load_s - seen.load_s)
+        self._kept.pop(key, None)  # what is in use goes to the end: the oldest is the first
+        self._kept[key] = Measured(size_bytes, load_s)
+        for old in list(self._kept)[:-MAX_KEPT]:
+            del self._kept[old]
+
+    def on_out_of_memory(self, entry: Entry) -> None:
+        """It needs more than was thought: the next plan makes more room for it."""
+        self._corrections[entry.key] = int(self.size_bytes(entry) * _TOO_SMALL)
+
+    def save(self) -> None:
+        """Writes the file in one piece."""
+        part = self._file.with_suffix(f".{os.getpid()}.part")
+        try:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept), indent=1))
+            part.replace(self._file)
+        except OSError as error:
+            log.warning("sizes cannot be kept: %s", error)
