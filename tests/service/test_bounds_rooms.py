@@ -151,7 +151,7 @@ def test_bounds_cancelled_requests_remembered(tmp_path):
         None,
         None,
         costs=None,
-        lines={},
+        roster=None,
         cache_dir=tmp_path,
         on_traits=None,
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import msgspec
 import pytest
 
 from shoal.catalog.schema import Entry, Profile
 from shoal.core.cost import Work
 from shoal.core.types import Batch, Item
 from shoal.worker.costs import CostBook
-from shoal.worker.resident import Device, Residents
+from shoal.worker.resident import Device
 
 ENTRY = Entry(
     id="m",
@@ -97,26 +94,6 @@ def test_device_takes_the_next_batch_when_the_running_one_is_about_to_end():
     assert device.is_free(2.11)
     device.on_back(second, 2.2, lost=False)
     assert (device.is_free(2.2), device.in_flight) == (True, 0)
-
-
-def test_residents_load_a_cold_model_beside_a_busy_one(tmp_path):
-    """A device that never idles still loads what has work and is nowhere yet."""
-
-    async def main():
-        residents = Residents(
-            ["cpu#0"], threads=1, cache_dir=tmp_path, load_timeout_s=1.0, on_change=lambda: None
-        )
-        device = residents.devices[0]
-        device.resident["busy"] = "onnx"
-        device.on_sent(1.0, 0.0)
-        residents.want(ENTRY)
-        assert device.loading == {"m"}
-        second = msgspec.structs.replace(ENTRY, id="busy")
-        residents.want(second)  # it is somewhere already: no copy on a busy device
-        assert device.loading == {"m"}
-        await residents.stop()
-
-    asyncio.run(main())
 
 
 def test_device_knows_which_batch_a_crash_took():
