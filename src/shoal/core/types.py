@@ -14,7 +14,7 @@ from shoal.core.cost import Work
 # What a catalog may say of a model; TASKS are those that something serves.
 Task = Literal["encode", "score", "classify", "extract", "transcribe", "generate"]
 TASKS: tuple[Task, ...] = ("encode", "score", "classify", "extract", "transcribe")
-TEXT_TASKS: tuple[Task, ...] = ("encode", "score", "classify")
+TEXT_TASKS: tuple[Task, ...] = ("encode", "score", "classify", "extract")
 
 Lane = str
 

@@ -97,6 +97,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     extracts: list[str] = []
     labels: list[str] = []
     allow_pickle: bool = False
+    scorer: Literal["similarity", "maxsim", "head", "joint"] = "similarity"
 
 
 class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):

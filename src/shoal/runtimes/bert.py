@@ -29,6 +29,7 @@ ARCHITECTURES = (
     "BertForMaskedLM",
     "BertForPreTraining",
     "BertForSequenceClassification",
+    "BertForTokenClassification",
 )
 ACTIVATIONS = (
     "gelu",
@@ -134,6 +135,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelUnavailable(f"{path} is no JSON object")
     return config
+
+
+def config_beside(folder: Path) -> dict[str, Any]:
+    """The parsed `config.json` of a folder, or nothing where there is none."""
+    return read_config(folder) if (folder / "config.json").is_file() else {}
 
 
 class BertWeights(Mapping[str, Floats]):
@@ -251,6 +257,15 @@ def classifier_of(
     return Head(
         tuple(layers), labels, "tanh", positive=positive_of(labels, spec), independent=independent
     )
+
+
+def token_classifier_of(weights: BertWeights, shape: BertShape) -> tuple[Floats, Floats] | None:
+    """Weight [k, d] and bias [k] of `BertForTokenClassification`; None for other architectures."""
+    if shape.architecture != "BertForTokenClassification":
+        return None
+    if f"{CLASSIFIER}.weight" not in weights or f"{CLASSIFIER}.bias" not in weights:
+        raise ModelUnavailable(f"the checkpoint lacks {CLASSIFIER}")
+    return as_float32(weights[f"{CLASSIFIER}.weight"]), as_float32(weights[f"{CLASSIFIER}.bias"])
 
 
 def labels_of(config: Mapping[str, Any], n: int) -> tuple[str, ...]:

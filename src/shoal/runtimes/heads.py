@@ -1,27 +1,31 @@
 """Small networks over pooled vectors, and how logits become scores. Numpy, float32.
 
-Owns `Head` (its weights, features and labels), softmax, and the score of one class: its
-probability, with the margin that orders without saturating. Does not own pooling or files.
+Owns `Head` (its weights, features and labels), the names of classes, softmax, and the score of one
+class: its probability, with the margin that orders without saturating. Does not own pooling or
+files.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import ModelUnavailable
+from shoal.core.spelling import did_you_mean
+from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.ipc.messages import HeadSpec
 from shoal.runtimes.checkpoint import Weights, read_weights
 
 Floats = npt.NDArray[np.float32]
 Layer = tuple[Floats, Floats]
 
+_UNNAMED = re.compile(r"LABEL_\d+")
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 
 
@@ -31,7 +35,8 @@ class Head:
 
     pair: it reads [a; b; |a-b|; a*b] of two vectors, else one vector. positive: index of the class
     whose probability is the score. independent: classes do not exclude each other (sigmoids).
-    No layers at all: the vectors are logits already.
+    pooling: which vector of a sequence a network's own classifier reads. norm: a layer norm after
+    each activation. No layers at all: the vectors are logits already.
     """
 
     layers: tuple[Layer, ...]
@@ -40,6 +45,9 @@ class Head:
     pair: bool = False
     positive: int | None = None
     independent: bool = False
+    pooling: Literal["cls", "mean", "last"] = "cls"
+    norm: Layer | None = None
+    norm_eps: float = 1e-12
 
     @property
     def nbytes(self) -> int:
@@ -54,6 +62,7 @@ class Head:
         for at, (weight, bias) in enumerate(self.layers):
             if at:
                 x = _activated(x, self.activation)
+                x = x if self.norm is None else _normed(x, self.norm, self.norm_eps)
             x = x @ weight.T + bias
         return x
 
@@ -110,6 +119,39 @@ def _activated(x: Floats, kind: str) -> Floats:
         gelu: Floats = x * np.float32(0.5) * (1 + _erf(x / np.float32(math.sqrt(2))))
         return gelu
     return np.maximum(x, np.float32(0))
+
+
+def _normed(x: Floats, norm: Layer, eps: float) -> Floats:
+    """A layer norm (Ba et al. 2016) of each row."""
+    centred = x - x.mean(axis=1, keepdims=True)
+    spread = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(eps))
+    scaled: Floats = centred / spread * norm[0] + norm[1]
+    return scaled
+
+
+def called(found: Sequence[str], named: Sequence[str], where: str) -> tuple[str, ...]:
+    """The names of a network's classes: its files' own, or those of the entry where it has none.
+
+    Raises `ModelUnavailable` where the entry names another number of them.
+    """
+    own = not all(_UNNAMED.fullmatch(name) for name in found)
+    if own or not named:
+        return tuple(found)
+    if found and len(named) != len(found):
+        raise ModelUnavailable(f"{where}: {len(named)} labels are named for {len(found)} classes")
+    return tuple(named)
+
+
+def among(wanted: Collection[str], known: Sequence[str]) -> list[int]:
+    """Indices of the wanted labels, in the order of `known`. Raises `InvalidRequest`."""
+    for label in wanted:
+        if label not in known:
+            raise InvalidRequest(
+                f"there is no label `{label}`{did_you_mean(label, known)}; "
+                f"known: {', '.join(known)}",
+                param="labels",
+            )
+    return [index for index, label in enumerate(known) if label in wanted]
 
 
 def softmax(logits: Floats) -> Floats:

@@ -17,6 +17,7 @@ from shoal.errors import InputTooLong, InvalidRequest
 from shoal.ipc.messages import RunItem
 
 Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,21 @@ def _check(sequence: TokenSequence, index: int, item: RunItem, limits: Limits) -
         )
 
 
+def places(item: RunItem) -> list[Places]:
+    """What `RunItem.offsets` says of each sequence's tokens: first and end character, [n, 2].
+
+    Raises `InvalidRequest` where it does not cover them.
+    """
+    if len(item.offsets) != 8 * sum(item.lengths):
+        raise InvalidRequest(f"item {item.item}: its offsets and lengths do not fit each other")
+    flat = np.frombuffer(item.offsets, "<u4").reshape(-1, 2)
+    return np.split(flat, np.cumsum(item.lengths)[:-1])
+
+
 def place(item: RunItem, index: int) -> str:
     """What a person calls the sequence at `index` of an item."""
+    if item.owners:
+        return f"input {item.owners[index]}"
     if item.layout == "shared":
         return f"document {index - 1}" if index else "the query"
     return f"input {index // 2 if item.layout == 'pairs' else index}"

@@ -12,21 +12,26 @@ from typing import Any
 
 import numpy as np
 
+from shoal.core.spelling import did_you_mean
 from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec
+from shoal.runtimes import static
 from shoal.runtimes.bert import (
     WORDS,
     BertShape,
     BertWeights,
     Floats,
     classifier_of,
+    config_beside,
     expected,
     expected_vocabulary,
     labels_of,
     positive_of,
     read_config,
+    token_classifier_of,
 )
-from shoal.runtimes.checkpoint import SafetensorsFile
+from shoal.runtimes.checkpoint import SafetensorsFile, read_header
+from shoal.runtimes.encoder import Network
 from shoal.runtimes.heads import Head
 from shoal.runtimes.onnx.cache import cached
 from shoal.runtimes.onnx.session import Session
@@ -37,6 +42,37 @@ from shoal.runtimes.sequences import Limits, Padded, TokenSequence, pad
 # it brings the graph library along, which a process with a warm cache does without.
 GRAPH_VERSION = 1
 _IDS = {"int64": np.int64, "int32": np.int32}
+
+
+FAMILIES = {
+    "bert": "BERT checkpoints (safetensors), from a graph that is derived from their shape",
+    "graph": "an exported ONNX graph of an encoder or a classifier",
+    **static.ABOUT,
+}
+
+
+def open_network(path: Path, spec: ModelSpec, *, device: str, threads: int) -> Network:
+    """The network of a file: of the family that the spec names, or found from the file.
+
+    Raises `ModelUnavailable`.
+    """
+    family = spec.family or ("graph" if path.suffix == ".onnx" else _family_of(path))
+    if family not in FAMILIES:
+        raise ModelUnavailable(
+            f"{spec.key}: this runtime has no family `{family}`{did_you_mean(family, FAMILIES)}; "
+            f"known: {', '.join(FAMILIES)}"
+        )
+    if family == static.FAMILY:
+        return static.StaticNetwork(path, spec)
+    kind = GraphNetwork if family == "graph" else BertNetwork
+    return kind(path, spec, device=device, threads=threads)
+
+
+def _family_of(path: Path) -> str:
+    """A checkpoint of BERT has a `config.json` that says so; a table's says nothing of the kind."""
+    config = config_beside(path.parent)
+    named = config.get("architectures") or config.get("model_type")
+    return "bert" if named or "embeddings" not in read_header(path) else static.FAMILY
 
 
 class BertNetwork:
@@ -54,6 +90,7 @@ class BertNetwork:
         self.limits = Limits(shape.positions, shape.vocab)
         self.classifier: Head | None = classifier_of(weights, shape, config, spec)
         self.has_vocabulary = weights.has_vocabulary
+        self._token_classes = token_classifier_of(weights, shape)
         self._pad_id = shape.pad_id
         # The word table is only ever looked up: it stays in the mapped file, which every process
         # on the machine shares.
@@ -91,6 +128,14 @@ class BertNetwork:
             raise RunFailed("the model was loaded without its masked-language head")
         return self._vocabulary.run("weights", {"hidden": states})
 
+    def token_logits(self, group: Sequence[TokenSequence]) -> list[Floats]:
+        """Class logits [tokens, k] of each sequence."""
+        if self._token_classes is None:
+            raise RunFailed("the checkpoint has no token classifier")
+        hidden = self.hidden(group)
+        weight, bias = self._token_classes
+        return [hidden.rows(i) @ weight.T + bias for i in range(len(group))]
+
 
 def _build(kind: str, shape: BertShape) -> bytes:
     from shoal.runtimes.onnx import graph
@@ -102,7 +147,8 @@ class GraphNetwork:
     """A graph file: token ids in, token vectors out, or one vector (or logits) for each sequence.
 
     With pooling `none` the first float output with two axes is taken as it is; with any other
-    pooling, the first with three. Option `output` names another one.
+    pooling, the first with three. For `extract` it is the one that is called `logits`, if there is
+    one. Option `output` names another one.
     """
 
     packs = False
@@ -115,8 +161,13 @@ class GraphNetwork:
         self._axes = 2 if spec.pooling == "none" else 3
         output = _choose_output(self._session.outputs, self._axes, spec)
         self._output = output.name
+        self._token_output: str | None = None
+        if "extract" in spec.tasks:
+            named = [one for one in self._session.outputs if one.name == "logits"]
+            self._token_output = _choose_output(named or self._session.outputs, 3, spec).name
         last = output.shape[-1] if output.shape else None
-        config = read_config(path.parent) if (path.parent / "config.json").is_file() else {}
+        # Exports put graphs into a folder of their own, below the model's other files.
+        config = config_beside(path.parent) or config_beside(Path(spec.path))
         positions = int(config.get("max_position_embeddings") or spec.max_tokens)
         self.limits = Limits(positions, int(config.get("vocab_size") or 0))
         self._pad_id = int(config.get("pad_token_id") or 0)
@@ -128,13 +179,23 @@ class GraphNetwork:
 
     def hidden(self, group: Sequence[TokenSequence]) -> Hidden:
         """What the graph gives for a group: [n, longest, d], or [n, d] where it pools."""
+        return self._run(group, self._output, self._axes)
+
+    def token_logits(self, group: Sequence[TokenSequence]) -> list[Floats]:
+        """Class logits [tokens, k] of each sequence."""
+        if self._token_output is None:
+            raise RunFailed(f"{self._where} was loaded without a token classifier")
+        logits = self._run(group, self._token_output, 3)
+        return [np.array(logits.rows(i)) for i in range(len(group))]
+
+    def _run(self, group: Sequence[TokenSequence], output: str, axes: int) -> Hidden:
         rows = pad(group, self._pad_id)
         feeds = {name: _feed(name, rows).astype(kind) for name, kind in self._inputs.items()}
-        states = self._session.run(self._output, feeds)
-        if states.ndim != self._axes or len(states) != len(group):
+        states = self._session.run(output, feeds)
+        if states.ndim != axes or len(states) != len(group):
             raise RunFailed(
-                f"{self._where}: output {self._output} is {states.shape} for {len(group)} inputs, "
-                f"{self._axes} axes were expected"
+                f"{self._where}: output {output} is {states.shape} for {len(group)} inputs, "
+                f"{axes} axes were expected"
             )
         return Hidden(states, rows.lengths)
 

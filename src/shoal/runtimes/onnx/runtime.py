@@ -19,7 +19,7 @@ from shoal.core.types import TEXT_TASKS
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
-from shoal.runtimes.encoder import LoadedModel, Network
+from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
 
@@ -44,11 +44,10 @@ class OnnxRuntime:
 
     def load(self, spec: ModelSpec) -> bool:
         """Loads a checkpoint or a graph file; one that is loaded already is replaced."""
-        from shoal.runtimes.onnx.networks import BertNetwork, GraphNetwork
+        from shoal.runtimes.onnx.networks import open_network
 
         path = locate(spec, USUAL_FILES)
-        kind = GraphNetwork if path.suffix == ".onnx" else BertNetwork
-        network: Network = kind(path, spec, device=self._device, threads=self._threads)
+        network = open_network(path, spec, device=self._device, threads=self._threads)
         self._models[spec.key] = LoadedModel(spec, network)
         return False
 
