@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.catalog.load import load, read
-from shoal.catalog.resolve import model_spec, tokenizer_path
+from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
-from shoal.errors import ModelUnavailable, RuntimeUnavailable
+from shoal.errors import RuntimeUnavailable
 from shoal.runtimes.registry import available
 
 
@@ -53,12 +53,8 @@ def check(folder: Path) -> int:
 
 
 def why_unusable(entry: Entry) -> str | None:
-    """Why a model cannot run on this machine, or None. Downloads nothing from a hub."""
+    """Why a model cannot run on this machine, or None. Downloads nothing."""
     try:
-        reason = available(entry.runtime)
-        if reason is None and not entry.source.startswith("hf://"):
-            model_spec(entry, Path())
-            tokenizer_path(entry)
-    except (ModelUnavailable, RuntimeUnavailable) as error:
+        return available(entry.runtime) or why_absent(entry)
+    except RuntimeUnavailable as error:
         return error.message
-    return reason

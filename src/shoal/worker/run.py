@@ -82,7 +82,7 @@ class Worker:
             [rule.name for rule in rules],
             devices=len(devices),
             window_items=settings.window_items,
-            why_not=lambda entry: why_not(entry, self._runtimes, settings.cache_dir),
+            why_not=lambda entry: why_not(entry, self._runtimes),
         )
         self._held = Held(
             queue,

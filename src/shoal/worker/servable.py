@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
 
-from shoal.catalog.resolve import is_remote, model_spec
+from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
-from shoal.errors import ModelUnavailable, OperatorError
+from shoal.errors import OperatorError
 
 PROBE_S = 60.0
 
@@ -34,16 +33,10 @@ async def probe_runtimes() -> dict[str, str | None]:
     return found
 
 
-def why_not(entry: Entry, runtimes: dict[str, str | None], cache_dir: Path) -> str | None:
+def why_not(entry: Entry, runtimes: dict[str, str | None]) -> str | None:
     """Why this worker cannot serve an entry; None when it can (as far as is known unloaded)."""
     if entry.runtime not in runtimes:
         return f"runtime `{entry.runtime}` is unknown here; known are {', '.join(runtimes)}"
     if runtimes[entry.runtime]:
         return runtimes[entry.runtime]
-    if is_remote(entry.source):
-        return None  # fetched when it is first needed
-    try:
-        model_spec(entry, cache_dir)
-    except ModelUnavailable as error:
-        return error.message
-    return None
+    return why_absent(entry)
