@@ -260,7 +260,7 @@ def broken_config(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["RobertaModel"]}, "RobertaModel is not supported; known: BertModel"),
+        ({"architectures": ["WhaleModel"]}, "WhaleModel is not supported; known: "),
         ({"hidden_act": "laplace"}, "'laplace' is not supported; known: gelu"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "decoder"),

@@ -14,7 +14,7 @@ from shoal.errors import ModelUnavailable
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.registry import create
 from shoal.runtimes.torch.linear import ONEDNN, STOCK, choose
-from shoal.runtimes.torch.network import TorchBert
+from shoal.runtimes.torch.network import TorchTransformer
 from tests.support.runtime_models import (
     MINILM,
     dense_rows,
@@ -45,7 +45,7 @@ def test_both_linear_maps_give_the_reference(tiny, tmp_path, linear, packs):
         except (AttributeError, RuntimeError) as error:
             pytest.skip(f"this torch reaches no oneDNN: {error}")
     wanted = spec(tiny, tmp_path, outputs=["dense", "sparse"], normalize=False)
-    network = TorchBert(
+    network = TorchTransformer(
         tiny / "model.safetensors", wanted, device="cpu", linear=linear, packs=packs
     )
     model = LoadedModel(wanted, network)

@@ -23,6 +23,7 @@ from shoal.runtimes import torch_zip
 
 Weights = npt.NDArray[Any]
 
+INDEX = ".safetensors.index.json"
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 _DTYPES = {
     "F64": "<f8",
@@ -126,13 +127,47 @@ def locate(spec: ModelSpec, usual: Sequence[str]) -> Path:
     raise ModelUnavailable(f"{spec.key}: {path} holds no {' or '.join(names)}")
 
 
-def read_weights(path: Path, *, allow_pickle: bool) -> Mapping[str, Weights]:
-    """The named arrays of a safetensors file, or of a torch checkpoint where it is allowed.
+class ShardedFile(Mapping[str, Weights]):
+    """Several safetensors files as one mapping, as their index file lists them.
 
-    Raises `ModelUnavailable` for a file of any other kind.
+    Raises `ModelUnavailable` when the index is damaged, or names a place outside its own folder.
+    """
+
+    def __init__(self, index: Path) -> None:
+        self.path = index
+        try:
+            places = json.loads(index.read_text("utf-8"))["weight_map"]
+            self._places = {str(name): str(place) for name, place in places.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelUnavailable(f"{index} cannot be read as an index: {error}") from error
+        self._files: dict[str, SafetensorsFile] = {}
+        for place in sorted(set(self._places.values())):
+            if Path(place).name != place or not (index.parent / place).is_file():
+                raise ModelUnavailable(f"{index} names {place}, which is no file beside it")
+            self._files[place] = SafetensorsFile(index.parent / place)
+        for name, place in self._places.items():
+            if name not in self._files[place]:
+                raise ModelUnavailable(f"{index}: {place} lacks {name}")
+
+    def __getitem__(self, name: str) -> Weights:
+        return self._files[self._places[name]][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def read_weights(path: Path, *, allow_pickle: bool) -> Mapping[str, Weights]:
+    """The named arrays of a safetensors file, of an index of several, or of a torch checkpoint.
+
+    The last only with allow_pickle. Raises `ModelUnavailable` for a file of any other kind.
     """
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
+    if path.name.endswith(INDEX):
+        return ShardedFile(path)
     if not allow_pickle:
         raise ModelUnavailable(
             f"{path} is no safetensors file; a torch checkpoint needs allow_pickle in the catalog"

@@ -1,21 +1,20 @@
-"""The BERT family in plain torch, float32: padded rows, or sequences packed end to end.
+"""One transformer in plain torch, as its `Plan` says: token ids in, token vectors out.
 
 Packed, no token is padding: linear layers see all tokens of a group as one matrix, and attention
-runs apart for each run of sequences of one length. On a CPU that beats rows padded to like lengths,
-and a batch need not wait for company of its length. On CUDA, where each small attention call costs
-a launch, rows are padded. Follows Devlin et al. 2018 (BERT) and Formal et al. 2021 (SPLADE).
+mixes within each sequence. On most CPUs that beats rows padded to like lengths, and a batch need
+not wait for company of its length. Follows Vaswani et al. 2017, and Formal et al. 2021 (SPLADE).
 
-Owns the computation. Does not own items (`shoal.runtimes.encoder`) or the checkpoint's names
-(`shoal.runtimes.bert`). The CUDA path is written with care and has not been run.
+Owns the computation. Does not own what a family chooses (`families`), attention (`attention`),
+reading tensors (`tensors`), or items (`shoal.runtimes.encoder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import groupby
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,193 +23,242 @@ from torch.nn import functional
 
 from shoal.errors import ModelUnavailable, OutOfMemory, RunFailed
 from shoal.ipc.messages import ModelSpec
-from shoal.runtimes.bert import (
-    MLM_DECODER,
-    MLM_NORM,
-    MLM_TRANSFORM,
-    POSITIONS,
-    TYPES,
-    WORDS,
-    BertShape,
-    BertWeights,
-    Floats,
-    classifier_of,
-    expected,
-    expected_vocabulary,
-    read_config,
-)
-from shoal.runtimes.checkpoint import SafetensorsFile
+from shoal.runtimes.bert import Floats, labels_of, read_config
+from shoal.runtimes.checkpoint import read_weights
 from shoal.runtimes.heads import Head
 from shoal.runtimes.pooling import Hidden
-from shoal.runtimes.sequences import Limits, TokenSequence, end_to_end, pad
-from shoal.runtimes.torch.linear import Linear
+from shoal.runtimes.sequences import Ints, Limits, TokenSequence, end_to_end, pad
+from shoal.runtimes.torch.attention import Attention, varlen_kernel
+from shoal.runtimes.torch.classifiers import classifier_of
+from shoal.runtimes.torch.families import find
+from shoal.runtimes.torch.linear import STOCK, Linear
+from shoal.runtimes.torch.shape import Config, LayerShape, Names, Plan, Shape
+from shoal.runtimes.torch.tensors import Pair, Tensors
+from shoal.runtimes.torch.towers import ACTIVATIONS, Tower, normed
 
-_tanh_gelu = partial(functional.gelu, approximate="tanh")
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_new": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
-    "gelu_fast": _tanh_gelu,
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "tanh": torch.tanh,
-}
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Parts = Mapping[str, Pair]
 
 
-class TorchBert:
-    """One loaded checkpoint. `packs` says which of the two layouts it runs."""
+class TorchTransformer:
+    """One loaded checkpoint. `packs` says which of the two layouts it runs; it may be set."""
 
     def __init__(
-        self, weights_file: Path, spec: ModelSpec, *, device: str, linear: Linear, packs: bool
+        self,
+        weights_file: Path,
+        spec: ModelSpec,
+        *,
+        device: str,
+        linear: Linear,
+        packs: bool,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        config = read_config(weights_file.parent)
-        shape = BertShape.read(config, spec.key)
-        file = SafetensorsFile(weights_file)
-        weights = BertWeights(file, shape)
         if spec.pooling == "none":
             raise ModelUnavailable(f"{spec.key}: pooling none needs a graph that pools")
+        values = read_config(weights_file.parent)
+        plan = find(values, spec.family, spec.key).read(Config(values, spec.key))
+        shape = plan.shape
+        if shape.activation not in ACTIVATIONS:
+            raise ModelUnavailable(
+                f"{spec.key}: hidden_act {shape.activation!r} is not supported; known: "
+                f"{', '.join(ACTIVATIONS)}"
+            )
         self.limits = Limits(shape.positions, shape.vocab)
         self.packs = packs
-        self.classifier: Head | None = classifier_of(weights, shape, config, spec)
-        self.has_vocabulary = weights.has_vocabulary
-        self._where = spec.key
         self._shape = shape
+        self._where = spec.key
         self._device = torch.device(device)
-        self._linear = linear
-        self._act = _ACTIVATIONS[shape.activation]
-        wanted = list(expected(shape))
-        self._expands = "sparse" in spec.outputs and weights.has_vocabulary
-        if self._expands:
-            wanted += expected_vocabulary(shape)
-        # On the CPU the tensors lie on the mapped file itself: nothing is copied, and processes
-        # that load the same checkpoint share its pages.
-        arrays = {name: weights[name] for name in wanted}
-        with _mapped_errors(spec.key):
-            self._weights = {
-                name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()
-            }
-        distinct = {array.ctypes.data: array.nbytes for array in arrays.values()}
-        self.memory_bytes = sum(distinct.values())
-        if self.classifier is not None:
-            self.memory_bytes += self.classifier.nbytes
+        # The trial of the faster map was in float32.
+        self._linear = linear if dtype == torch.float32 else STOCK
+        self._kernel = varlen_kernel(self._device, dtype)
+        self._act = ACTIVATIONS[shape.activation]
+        with mapped_errors(spec.key):
+            tensors = Tensors(
+                read_weights(weights_file, allow_pickle=spec.allow_pickle),
+                plan.names.prefixes,
+                where=spec.key,
+                device=self._device,
+                dtype=dtype,
+            )
+            self._read(tensors, plan.names)
+            self._read_towers(tensors, plan, spec, values)
+        self.classifier: Head | None = classifier_of(tensors, plan, values, spec)
+        self.memory_bytes = tensors.nbytes + (self.classifier.nbytes if self.classifier else 0)
+
+    def _read(self, tensors: Tensors, names: Names) -> None:
+        shape, wide = self._shape, self._shape.hidden
+        self._words = tensors.table(names.words, shape.vocab, wide)
+        self._positions = self._types = self._biases = None
+        if names.positions:
+            self._positions = tensors.table(names.positions, shape.position_rows, wide)
+        if names.types:
+            self._types = tensors.table(names.types, shape.token_types, wide)
+        if names.relative:
+            self._biases = tensors.table(names.relative, shape.relative_buckets, shape.heads)
+        whole = {"embed_norm": names.embed_norm, "final_norm": names.final_norm}
+        self._outer: Parts = {
+            name: self._norm_pair(tensors.pair(part, wide)) for name, part in whole.items() if part
+        }
+        self._layers = [self._read_layer(tensors, names, i) for i in range(len(shape.layers))]
+
+    def _read_layer(self, tensors: Tensors, names: Names, number: int) -> Parts:
+        parts: dict[str, Pair] = {}
+        for name, size in _sizes(self._shape).items():
+            part = names.layer.get(name)
+            if part is not None and number >= part.since:
+                placed = replace(part, stored=part.stored.format(i=number))
+                pair = tensors.pair(placed, *size)
+                parts[name] = self._norm_pair(pair) if len(size) == 1 else pair
+        return parts
+
+    def _norm_pair(self, pair: Pair) -> Pair:
+        """A norm's weight as it multiplies."""
+        offset = self._shape.norm_offset
+        return Pair(pair.weight + offset, pair.bias) if offset else pair
+
+    def _read_towers(
+        self, tensors: Tensors, plan: Plan, spec: ModelSpec, config: Mapping[str, Any]
+    ) -> None:
+        """The heads over token vectors, where the checkpoint has them and the model uses them."""
+        words, tokens = plan.words, plan.tokens
+        self.has_vocabulary = words is not None and words.dense in tensors
+        self._vocabulary: Tower | None = None
+        self._token_classes: Tower | None = None
+        self.token_tags: tuple[str, ...] = ()
+        if words is not None and self.has_vocabulary and "sparse" in spec.outputs:
+            n = plan.shape.vocab
+            self._vocabulary = Tower(tensors, words, n, plan.shape, plan.names.words)
+        if tokens is not None and tokens.out in tensors and "extract" in spec.tasks:
+            n = len(tensors.array(f"{tokens.out.stored}.weight"))
+            self._token_classes = Tower(tensors, tokens, n, plan.shape)
+            self.token_tags = tuple(spec.labels) or labels_of(config, n)
 
     def hidden(self, group: Sequence[TokenSequence]) -> Hidden:
         """Hidden states of a group: [tokens, d] packed, or [n, longest, d] padded."""
-        with _mapped_errors(self._where), torch.inference_mode():
-            return self._packed(group) if self.packs else self._padded(group)
+        with mapped_errors(self._where), torch.inference_mode():
+            return self._run(group, None)
+
+    def token_logits(self, group: Sequence[TokenSequence]) -> Hidden:
+        """Class logits of each token, laid out as `hidden` lays out states."""
+        if self._token_classes is None:
+            raise RunFailed(f"{self._where} was loaded without a token classifier")
+        with mapped_errors(self._where), torch.inference_mode():
+            return self._run(group, self._token_classes)
 
     def vocabulary(self, states: Floats) -> Floats:
         """SPLADE weights [n, vocab]: log(1 + relu(max over tokens of the logits))."""
-        if not self._expands:
+        if self._vocabulary is None:
             raise RunFailed(f"{self._where} was loaded without its masked-language head")
-        with _mapped_errors(self._where), torch.inference_mode():
-            x = self._rounded(self._tensor(states).flatten(0, 1))
-            x = self._act(self._map(x, MLM_TRANSFORM))
-            x = self._norm(x, MLM_NORM)
+        weight, bias = self._vocabulary.out
+        with mapped_errors(self._where), torch.inference_mode():
+            x = self._rounded(self._tensor(states).to(weight.dtype).flatten(0, 1))
+            x = self._vocabulary.features(x, self._linear)
             # Words by tokens: the maximum then runs along memory, and the product is faster too.
             # The bias and the logarithm do not move the maximum, and come after it.
-            logits = self._linear.apply(self._weights[f"{MLM_DECODER}.weight"], x, None)
+            logits = self._linear.apply(weight, x, None)
             size = (states.shape[0], states.shape[1])
-            top = logits[:, : size[0] * size[1]].unflatten(1, size).amax(dim=2).T
-            return _numpy(torch.log1p(torch.relu(top + self._weights[f"{MLM_DECODER}.bias"])))
+            top = logits[:, : size[0] * size[1]].unflatten(1, size).amax(dim=2).T.float()
+            return _numpy(torch.log1p(torch.relu(top if bias is None else top + bias)))
 
-    def _packed(self, group: Sequence[TokenSequence]) -> Hidden:
-        flat = end_to_end(group)
-        runs = [(length, len(list(same))) for length, same in groupby(flat.lengths.tolist())]
-        x = self._embed(flat.ids, flat.positions, flat.types)
-        x = self._layers(x, partial(self._attend_runs, runs))
-        return Hidden(_numpy(x), flat.lengths, packed=True)
-
-    def _padded(self, group: Sequence[TokenSequence]) -> Hidden:
+    def _run(self, group: Sequence[TokenSequence], tower: Tower | None) -> Hidden:
+        if self.packs:
+            flat = end_to_end(group)
+            x = self._forward(flat.ids, flat.positions, flat.types, flat.lengths, None)
+            return Hidden(_numpy(self._topped(x, tower)), flat.lengths, packed=True)
         rows = pad(group, self._shape.pad_id)
         size = rows.ids.shape
-        positions = np.tile(np.arange(size[1]), (size[0], 1))
-        x = self._embed(rows.ids, positions, rows.types).flatten(0, 1)
-        mask = None
-        if int(rows.lengths.min()) < size[1]:
-            mask = torch.from_numpy(rows.mask.astype(np.bool_)).to(self._device)[:, None, None]
-        x = self._layers(x, partial(self._attend_rows, size, mask))
-        return Hidden(_numpy(x).reshape(*size, -1), rows.lengths)
+        positions = np.tile(np.arange(size[1]), size[0])
+        x = self._forward(rows.ids.ravel(), positions, rows.types.ravel(), rows.lengths, size[1])
+        return Hidden(_numpy(self._topped(x, tower)).reshape(*size, -1), rows.lengths)
+
+    def _topped(self, x: Tensor, tower: Tower | None) -> Tensor:
+        return x if tower is None else self._map(tower.features(x, self._linear), tower.out)
+
+    def _forward(
+        self, ids: Ints, positions: Ints, types: Ints, lengths: Ints, longest: int | None
+    ) -> Tensor:
+        """Token vectors [tokens, d]; ids, positions and types are [tokens]."""
+        attention = Attention(
+            self._shape,
+            lengths,
+            self._tensor(positions),
+            longest=longest,
+            biases=self._biases,
+            kernel=self._kernel,
+        )
+        x = self._rounded(self._embed(ids, positions, types))
+        for layer, parts in zip(self._shape.layers, self._layers, strict=True):
+            x = self._layer(x, layer, parts, attention)
+        x = x[: len(ids)]
+        return self._norm(x, self._outer, "final_norm")
+
+    def _embed(self, ids: Ints, positions: Ints, types: Ints) -> Tensor:
+        x = self._words[self._tensor(ids)]
+        if self._shape.embed_scale != 1:
+            x = x * torch.tensor(self._shape.embed_scale, dtype=x.dtype)
+        if self._types is not None:
+            # Models with one type give it to both texts of a pair.
+            x = x + self._types[self._tensor(types).clamp(max=len(self._types) - 1)]
+        if self._positions is not None:
+            x = x + self._positions[self._tensor(positions) + self._shape.position_start]
+        return self._norm(x, self._outer, "embed_norm")
+
+    def _layer(self, x: Tensor, layer: LayerShape, parts: Parts, attention: Attention) -> Tensor:
+        """One layer over x [tokens, d]: attention, then the feed-forward part."""
+        y = self._norm(x, parts, "attention_in")
+        query, key, value = (self._map(y, parts[part]) for part in "qkv")
+        if "q_norm" in parts:
+            query, key = self._each(query, parts, "q_norm"), self._each(key, parts, "k_norm")
+        y = self._map(attention(layer, query, key, value), parts["o"])
+        x = self._norm(x + self._norm(y, parts, "attention_out"), parts, "attention_sum")
+        y = self._norm(x, parts, "mlp_in")
+        up = self._map(y, parts["up"])
+        inner = self._act(self._map(y, parts["gate"])) * up if "gate" in parts else self._act(up)
+        y = self._map(inner, parts["down"])
+        return self._norm(x + self._norm(y, parts, "mlp_out"), parts, "mlp_sum")
+
+    def _map(self, x: Tensor, pair: Pair) -> Tensor:
+        return self._linear.apply(x, pair.weight, pair.bias)
+
+    def _norm(self, x: Tensor, parts: Parts, name: str) -> Tensor:
+        """The norm of that name, or x as it is where the family has none there."""
+        pair = parts.get(name)
+        return x if pair is None else normed(x, pair, self._shape)
+
+    def _each(self, x: Tensor, parts: Parts, name: str) -> Tensor:
+        """A norm of each attention head's part of [tokens, heads * head_dim]."""
+        return self._norm(x.unflatten(1, (-1, self._shape.head_dim)), parts, name).flatten(1)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor: Tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
         return tensor
-
-    def _embed(self, ids: np.ndarray, positions: np.ndarray, types: np.ndarray) -> Tensor:
-        x = self._weights[WORDS][self._tensor(ids)]
-        x = x + self._weights[TYPES][self._tensor(types)]
-        x = x + self._weights[POSITIONS][self._tensor(positions)]
-        return self._norm(x, "embeddings.LayerNorm")
-
-    def _layers(self, x: Tensor, attend: Attention) -> Tensor:
-        """All encoder layers over x [tokens, d]; `attend` mixes within each sequence."""
-        tokens = len(x)
-        x = self._rounded(x)
-        for layer in range(self._shape.layers):
-            at = f"encoder.layer.{layer}"
-            query, key, value = (
-                self._map(x, f"{at}.attention.self.{part}") for part in ("query", "key", "value")
-            )
-            mixed = self._map(attend(query, key, value), f"{at}.attention.output.dense")
-            x = self._norm(mixed + x, f"{at}.attention.output.LayerNorm")
-            inner = self._act(self._map(x, f"{at}.intermediate.dense"))
-            x = self._norm(self._map(inner, f"{at}.output.dense") + x, f"{at}.output.LayerNorm")
-        return x[:tokens]
 
     def _rounded(self, x: Tensor) -> Tensor:
         """[n, d] with rows of zeros after it, up to a size that the linear map likes."""
         more = self._linear.rows(len(x)) - len(x)
         return functional.pad(x, (0, 0, 0, more)) if more else x
 
-    def _attend_runs(
-        self, runs: Sequence[tuple[int, int]], query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """Attention of packed sequences: one call for each run of sequences of one length."""
-        mixed = torch.zeros_like(query)
-        end = 0
-        for length, count in runs:
-            start, end = end, end + length * count
-            parts = (x[start:end] for x in (query, key, value))
-            mixed[start:end] = self._attend((count, length), None, *parts)
-        return mixed
 
-    def _attend_rows(
-        self,
-        size: tuple[int, int],
-        mask: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-    ) -> Tensor:
-        """Attention of padded rows, in one call."""
-        real = size[0] * size[1]
-        parts = (x[:real] for x in (query, key, value))
-        return functional.pad(self._attend(size, mask, *parts), (0, 0, 0, len(query) - real))
-
-    def _attend(
-        self, size: tuple[int, int], mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """Attention within the rows of [n * tokens, d], seen as [n, heads, tokens, d / heads]."""
-        shape = (*size, self._shape.attention_heads, self._shape.head_dim)
-        q, k, v = (x.view(shape).transpose(1, 2) for x in (query, key, value))
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        flat: Tensor = mixed.transpose(1, 2).reshape(size[0] * size[1], -1)
-        return flat
-
-    def _map(self, x: Tensor, name: str) -> Tensor:
-        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
-        return self._linear.apply(x, weight, bias)
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
-        normed: Tensor = functional.layer_norm(x, weight.shape, weight, bias, self._shape.norm_eps)
-        return normed
+def _sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Shape of each part that a layer may have: [out, in] of maps, [width] of norms."""
+    wide, inner = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = ("attention_in", "attention_out", "attention_sum", "mlp_in", "mlp_out", "mlp_sum")
+    return {
+        "q": (queries, wide),
+        "k": (keys, wide),
+        "v": (keys, wide),
+        "o": (wide, queries),
+        "gate": (inner, wide),
+        "up": (inner, wide),
+        "down": (wide, inner),
+        "q_norm": (shape.head_dim,),
+        "k_norm": (shape.head_dim,),
+        **dict.fromkeys(norms, (wide,)),
+    }
 
 
 @contextmanager
-def _mapped_errors(where: str) -> Iterator[None]:
+def mapped_errors(where: str) -> Iterator[None]:
     """Turns torch's errors into ours; its CPU allocator has no class of error of its own."""
     try:
         yield

@@ -24,7 +24,7 @@ from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
 
-USUAL_FILES = ("model.safetensors",)
+USUAL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 class TorchRuntime:
@@ -50,12 +50,10 @@ class TorchRuntime:
 
     def load(self, spec: ModelSpec) -> bool:
         """Loads a checkpoint; one that is loaded already is replaced. Nothing is ever kept."""
-        from shoal.runtimes.torch.network import TorchBert
+        from shoal.runtimes.torch.network import TorchTransformer
 
         path = locate(spec, USUAL_FILES)
-        if path.suffix != ".safetensors":
-            raise ModelUnavailable(f"{spec.key}: torch loads safetensors, not {path.name}")
-        network = TorchBert(
+        network = TorchTransformer(
             path, spec, device=self._device, linear=self._linear, packs=self._packs_model(spec)
         )
         self._models[spec.key] = LoadedModel(spec, network)

@@ -1,0 +1,16 @@
+"""Which code paths the runtimes have, by name: what a catalog entry's `family` may be.
+
+Owns the one list, gathered from each runtime's own. Does not own what a family does, nor finding
+the family of a checkpoint (each runtime's). Importing it loads no runtime library.
+"""
+
+from __future__ import annotations
+
+from shoal.runtimes.torch import families as torch_families
+
+
+def families() -> dict[str, str]:
+    """Name -> one line, of every family of every runtime, sorted by name."""
+    found: dict[str, str] = {}
+    found.update(torch_families.ABOUT)
+    return dict(sorted(found.items()))
