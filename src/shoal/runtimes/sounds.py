@@ -20,7 +20,7 @@ from shoal.wire.media import sniff
 Floats = npt.NDArray[np.float32]
 
 RATE_HZ = 16_000
-MAX_SOUND_S = 900
+MAX_SOUND_S = 600
 # A reader is named, never guessed: some of FFmpeg's are play lists that open other files.
 _READERS = {
     "wav": "wav",

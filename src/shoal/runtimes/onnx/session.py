@@ -80,15 +80,28 @@ class Session:
         """Outputs of the graph, each with name, type and shape."""
         return list(self._session.get_outputs())
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the graph's makers wrote beside it."""
+        written: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        return written
+
     def run(self, output: str, feeds: Mapping[str, Array]) -> npt.NDArray[np.float32]:
         """One output of the graph, as float32. Raises `OutOfMemory` or `RunFailed`."""
+        (array,) = self.run_all(feeds, [output])
+        return array
+
+    def run_all(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
+    ) -> list[npt.NDArray[np.float32]]:
+        """Outputs of the graph, all of them in its order or those named, as `run` gives one."""
         try:
-            (array,) = self._session.run([output], dict(feeds))
+            arrays = self._session.run(outputs, dict(feeds))
         except _ERRORS as error:
             if _lacks_memory(error):
                 raise OutOfMemory(f"{self._where}: no memory for this batch") from error
             raise RunFailed(f"{self._where}: {error}") from error
-        return np.asarray(array, np.float32)
+        return [np.asarray(array, np.float32) for array in arrays]
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -1,0 +1,1 @@
+"""The runtime for files: pictures, documents, sounds, and files of any kind."""

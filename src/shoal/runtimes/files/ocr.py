@@ -1,0 +1,108 @@
+"""Lines of text on a page: detect, turn upright, recognise.
+
+The steps between the three graphs are those of the library `rapidocr`, given the model's own files,
+so that it fetches none. A model is a folder with one graph each whose names have `det`, `cls` and
+`rec` in them. Owns the call and the records. Does not own pages (`documents`) or their reading
+order (`order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image
+from PIL.Image import new as new_image
+
+from shoal.errors import ModelUnavailable
+from shoal.ipc.messages import ModelSpec, RunItem
+from shoal.runtimes.documents import pages
+from shoal.runtimes.files.order import reading_order
+from shoal.runtimes.holding import Outcomes, each, each_blob
+from shoal.wire.envelope import Params, Result
+from shoal.wire.records import Page, Record, TextBox, pack
+
+_LEAST_SCORE = 0.5
+# The library scales a page to whole blocks of pixels, and a thread of a page would have none.
+_MOST_SLENDER = 32
+_BLANK_PX = 320
+
+
+class Ocr:
+    """The three graphs and the library's steps between them."""
+
+    def __init__(self, spec: ModelSpec, *, device: str, threads: int) -> None:
+        from rapidocr import RapidOCR
+
+        files = {part: _only(Path(spec.path), part, spec.key) for part in ("det", "cls", "rec")}
+        kind, _, index = device.partition(":")
+        engine = "EngineConfig.onnxruntime"
+        self._ocr: Any = RapidOCR(
+            params={
+                "Global.log_level": "error",
+                "Det.model_path": str(files["det"]),
+                "Cls.model_path": str(files["cls"]),
+                "Rec.model_path": str(files["rec"]),
+                f"{engine}.intra_op_num_threads": threads,
+                f"{engine}.inter_op_num_threads": 1,
+                f"{engine}.use_cuda": kind == "cuda",
+                f"{engine}.cuda_ep_cfg.device_id": int(index or 0),
+            }
+        )
+        # It opens each graph at its first use; a load that succeeded must have opened all.
+        blank = np.full((_BLANK_PX, _BLANK_PX, 3), 255, np.uint8)
+        self._ocr(blank, use_det=False, use_cls=True, use_rec=True)
+        self._ocr(blank, use_det=True)
+        self.memory_bytes = sum(path.stat().st_size for path in files.values())
+
+    def run(self, items: Sequence[RunItem]) -> Outcomes:
+        """A record with the lines of each page, for every input."""
+        return each(items, self._answer)
+
+    def _answer(self, item: RunItem) -> Result:
+        return Result(
+            records=each_blob(
+                item,
+                lambda blob: pack(Record(pages=[self._page(p, item.params) for p in pages(blob)])),
+            )
+        )
+
+    def _page(self, image: Image, params: Params) -> Page:
+        least = _LEAST_SCORE if params.threshold is None else params.threshold
+        # The library reads blue, green, red.
+        pixels = np.ascontiguousarray(np.asarray(_stout(image))[:, :, ::-1])
+        found = self._ocr(pixels, use_det=True, use_cls=True, use_rec=True, text_score=least)
+        if found.boxes is None:
+            return Page(image.width, image.height)
+        corners = np.asarray(found.boxes, np.float32).reshape(-1, 4, 2)
+        upright = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+        lines = [
+            TextBox(
+                found.txts[i],
+                [(float(x), float(y)) for x, y in corners[i]],
+                min(1.0, float(found.scores[i])),
+            )
+            for i in reading_order(upright, lines=True)
+        ]
+        return Page(image.width, image.height, lines=lines)
+
+
+def _stout(image: Image) -> Image:
+    """The page itself, or with white beside it where it is very slender; nothing moves."""
+    least = -(-max(image.size) // _MOST_SLENDER)
+    if min(image.size) >= least:
+        return image
+    wide = new_image("RGB", (max(image.width, least), max(image.height, least)), "white")
+    wide.paste(image, (0, 0))
+    return wide
+
+
+def _only(folder: Path, part: str, key: str) -> Path:
+    """The one graph of the folder with `part` in its name."""
+    found = sorted(folder.glob(f"*[._-]{part}[._-]*.onnx"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise ModelUnavailable(f"{key}: one *_{part}_*.onnx is needed in {folder}; found: {names}")
+    return found[0]
