@@ -92,10 +92,12 @@ def pool(request):
 _ids = itertools.count()
 
 
-async def submit(queue, data=b"x", *, item_id=None, lane="interactive", ttl_s=30.0, refused=None):
+async def submit(
+    queue, data=b"x", *, model=MODEL, item_id=None, lane="interactive", ttl_s=30.0, refused=None
+):
     refusals = [] if refused is None else refused
     item = item_id or f"item-{next(_ids)}-{uuid.uuid4().hex}"
-    await queue.submit(MODEL, lane, data, item_id=item, ttl_s=ttl_s, on_refused=refusals.append)
+    await queue.submit(model, lane, data, item_id=item, ttl_s=ttl_s, on_refused=refusals.append)
     return refusals
 
 
@@ -310,6 +312,70 @@ def test_queue_stop_pulling_leaves_items_to_others(pool):
             await submit(staying, b"mine")
             assert (await b.one()).data == b"mine"
             assert a.got.empty()
+
+    run(main())
+
+
+ODD_MODELS = ["a", "org/a.b@1", "org/a_b-1@v=2", "Ünïcode Model@2", "a=b", "a=3Db", "*.>"]
+
+
+def test_queue_counts_are_what_was_published(pool):
+    """Waiting and held items are counted by line, under the models' own names, whoever made it."""
+
+    async def main():
+        async with pool() as p:
+            gateway, worker = await p.queue(), await p.queue()
+            want = {}
+            for n, model in enumerate(ODD_MODELS):
+                for lane, count in (("interactive", 1 + n % 3), ("bulk", n % 2)):
+                    if count:
+                        want[(model, lane)] = count
+                    for _ in range(count):
+                        await submit(gateway, model=model, lane=lane)
+            await worker.ensure_lines(ODD_MODELS)
+
+            async def counted():
+                async with asyncio.timeout(5):
+                    while await worker.counts() != want:
+                        await asyncio.sleep(0.02)
+
+            await counted()
+            line = Line(worker, ODD_MODELS[1])
+            await line.pull()
+            held = await line.one()
+            await counted()
+            await held.ack()
+            want[(ODD_MODELS[1], "interactive")] -= 1
+            await counted()
+
+    run(main())
+
+
+def test_queue_removes_the_lines_that_hold_nothing(pool):
+    """A line with a waiting or held item stays, of either lane; a removed one can be made again."""
+
+    async def main():
+        async with pool() as p:
+            queue = await p.queue()
+            await queue.ensure_lines(["empty@1", "bulk@1", "held@1"])
+            await submit(queue, model="bulk@1", lane="bulk")
+            await submit(queue, model="held@1")
+            line = Line(queue, "held@1")
+            await line.pull()
+            held = await line.one()
+            async with asyncio.timeout(5):
+                while len(await queue.counts()) < 2:
+                    await asyncio.sleep(0.02)
+            assert await queue.remove_lines(["empty@1", "bulk@1", "held@1"]) == ["empty@1"]
+            await held.ack()
+            async with asyncio.timeout(5):
+                while not await queue.remove_lines(["held@1"]):
+                    await asyncio.sleep(0.02)
+            again = Line(queue, "empty@1")
+            await queue.ensure_lines(["empty@1"])
+            await submit(queue, b"new", model="empty@1")
+            await again.pull()
+            assert (await again.one()).data == b"new"
 
     run(main())
 

@@ -15,7 +15,7 @@ from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run, until
 
-LIMITS = QueueLimits(kept_max_bytes=64 * 1024)
+LIMITS = QueueLimits(kept_max_bytes=64 * 1024, leases_max_bytes=64 * 1024)
 
 
 @pytest.fixture(params=["memory", "jetstream"])
@@ -24,7 +24,7 @@ def stores(request):
     server = request.getfixturevalue("nats_server") if request.param == "jetstream" else None
 
     @asynccontextmanager
-    async def opened():
+    async def opened(which="kept"):
         if server is None:
             broker = MemoryBroker(LIMITS)
             queues = [MemoryQueue(broker) for _ in range(2)]
@@ -34,7 +34,7 @@ def stores(request):
                 await JetStreamQueue.open(server.address, topology, name="test") for _ in range(2)
             ]
         try:
-            yield [queue.kept for queue in queues]
+            yield [getattr(queue, which) for queue in queues]
         finally:
             for queue in queues:
                 await queue.close()
@@ -89,6 +89,20 @@ def test_kept_record_is_deleted_by_its_holder_only(stores):
     run(main())
 
 
+def test_kept_leases_are_records_of_their_own(stores):
+    """A lease is claimed by one of two, and takes no name of a kept answer."""
+
+    async def main():
+        async with stores("leases") as (a, b), stores("kept") as (kept, _):
+            revision = await a.claim("key", b"mine", 30)
+            assert await b.claim("key", b"too late", 30) is None
+            assert await kept.get("key") is None
+            await a.delete("key", revision)
+            assert await b.claim("key", b"now", 30) is not None
+
+    run(main())
+
+
 @pytest.mark.slow
 def test_kept_record_expires_by_its_own_time(stores):
     """A record is gone after its time, and its key is free; a replacement has a time of its own."""
@@ -114,11 +128,12 @@ def test_kept_record_expires_by_its_own_time(stores):
     run(main())
 
 
-def test_kept_store_is_bounded_and_refuses_rather_than_forgets(stores):
+@pytest.mark.parametrize("which", ["kept", "leases"])
+def test_kept_store_is_bounded_and_refuses_rather_than_forgets(stores, which):
     """Past its bound the store takes no more, and what it holds stays."""
 
     async def main():
-        async with stores() as (a, _):
+        async with stores(which) as (a, _):
             with pytest.raises(QueueUnavailable):  # noqa: PT012 how many fit is the store's own
                 for n in range(70):
                     await a.claim(f"key-{n}", b"x" * 1024, 30)

@@ -172,7 +172,7 @@ class LateKept(MemoryKept):
     """Keeps an answer only once `gate` is open."""
 
     def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
+        super().__init__(broker, broker.kept, broker.limits.kept_max_bytes)
         self.gate, self.reached = asyncio.Event(), asyncio.Event()
 
     async def replace(self, key: str, data: bytes, ttl_s: float, revision: int) -> int | None:

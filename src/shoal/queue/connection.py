@@ -85,3 +85,9 @@ async def connect(address: Address, *, name: str, on_reconnected: OnState, wait_
         why = last or f"within {wait_s:.0f} s" if isinstance(error, TimeoutError) else error
         raise QueueUnavailable(f"no NATS server answers at {address.url}: {why}") from error
     return link
+
+
+def check_connected(link: Link) -> None:
+    """Raises `QueueUnavailable` at once, where a request would wait for its timeout."""
+    if not link.is_connected:
+        raise QueueUnavailable("the queue cannot be reached", retry_after_s=1.0)

@@ -160,8 +160,9 @@ class Shelf(Protocol):
     async def follow(self, on_record: OnRecord) -> None:
         """Calls `on_record` for every record that is there, and for every version from now on.
 
-        Returns when those that were there have been told. Goes on by itself after the broker was
-        away; a version may then be told twice, and never is an older one told after a newer.
+        Returns when those that were there have been told, a removed one by its removal. Goes on by
+        itself after the broker was away: of the versions that were missed the newest of each record
+        is told. Never is an older one told after a newer.
         """
 
 
@@ -219,6 +220,9 @@ class Queue(Protocol):
     ) -> None:
         """Asks once for items; see the module. Raises `QueueUnavailable`."""
 
+    async def withdraw(self, model: str, lane: Lane) -> None:
+        """Ends the open pull of a line, if there is one, at once; its `on_end` is called."""
+
     async def listen(self, on_outcome: OnBytes) -> None:
         """Opens this process's `inbox` for outcomes."""
 
@@ -250,7 +254,8 @@ class QueueLimits:
 
     duplicate_window_s: how long the same item id is recognised. payload_ttl_s: how long a payload
     that nobody deleted is kept. dead_*: the bounds of the dead letters, past which the oldest go.
-    kept_*: the bounds of the kept records, past which new ones are refused.
+    kept_*, leases_*, catalog_*: the bounds of the kept records, of the leases and of the catalog
+    with its earlier versions, past which new ones are refused.
     """
 
     max_queued_per_line: int = 20_000
@@ -267,3 +272,7 @@ class QueueLimits:
     dead_max_age_s: float = 7 * 86_400.0
     kept_max_bytes: int = 256 * 1024**2
     kept_max_age_s: float = 2 * 3_600.0
+    leases_max_bytes: int = 4 * 1024**2
+    leases_max_age_s: float = 3_600.0
+    catalog_max_bytes: int = 64 * 1024**2
+    catalog_max_record_bytes: int = 256 * 1024

@@ -28,6 +28,7 @@ from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueUnavailable
 from shoal.queue.connection import Address, OnState, connect
+from shoal.queue.counts import line_counts
 from shoal.queue.deadletters import NatsDeadLetters
 from shoal.queue.interface import (
     Control,
@@ -37,12 +38,14 @@ from shoal.queue.interface import (
     OnDelivery,
     OnRefused,
     Payloads,
+    Shelf,
 )
 from shoal.queue.kept import NatsKept
 from shoal.queue.link import Link, OnMessage
 from shoal.queue.payloads import NatsPayloads
 from shoal.queue.publishes import NO_RESPONDERS, Publishes
-from shoal.queue.topology import Topology
+from shoal.queue.shelf import NatsShelf
+from shoal.queue.topology import Topology, token
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +111,13 @@ class JetStreamQueue:
         self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
         self.payloads: Payloads = NatsPayloads(self._js, topology)
         self.dead: DeadLetters = NatsDeadLetters(self._js, topology)
-        self.kept: Kept = NatsKept(link, topology)
+        self.kept: Kept = NatsKept(link, topology.kept_config())
+        self.leases: Kept = NatsKept(link, topology.leases_config())
+        self._shelf = NatsShelf(link, topology.catalog_config())
+        self.catalog: Shelf = self._shelf
         self._lines: set[str] = set()
         self._pulls: dict[bytes, _Pull] = {}
-        self._pull_inbox: Subscription | None = None
+        self._pull_inboxes: dict[bytes, Subscription] = {}
         self._pull_number = 0
         self._publishes = Publishes(
             link,
@@ -138,9 +144,6 @@ class JetStreamQueue:
         try:
             await queue._ensure()
             await queue._subscribe(f"_INBOX.{queue._id}.ack.*", queue._publishes.on_ack)
-            queue._pull_inbox = await queue._subscribe(
-                f"_INBOX.{queue._id}.pull.*", queue._on_pulled
-            )
         except (NatsError, TimeoutError) as error:
             await link.close()
             raise QueueUnavailable(f"JetStream at {address.url}: {error}") from error
@@ -152,6 +155,8 @@ class JetStreamQueue:
         await self.payloads.ensure()
         await self.dead.ensure()
         await self.kept.ensure()
+        await self.leases.ensure()
+        await self.catalog.ensure()
 
     @property
     def connected(self) -> bool:
@@ -167,6 +172,26 @@ class JetStreamQueue:
                 self._lines.add(model)
         except (NatsError, TimeoutError) as error:
             raise QueueUnavailable(f"cannot make the queue's lines: {error}") from error
+
+    async def remove_lines(self, models: Iterable[str]) -> list[str]:
+        """Removes the consumers of lines that hold nothing."""
+        held = {model for model, _ in await self.counts()}
+        idle = [model for model in models if model not in held]
+        try:
+            for model in idle:
+                for lane in self._topology.lanes:
+                    await self._topology.remove_line(self._js, model, lane)
+        except (NatsError, TimeoutError) as error:
+            raise QueueUnavailable(f"cannot remove the queue's lines: {error}") from error
+        self._lines.difference_update(idle)
+        # What came in between the count and the removal brings its line back.
+        late = {model for model, _ in await self.counts()}.intersection(idle)
+        await self.ensure_lines(late)
+        return [model for model in idle if model not in late]
+
+    async def counts(self) -> dict[tuple[str, Lane], int]:
+        """Items of each line, from one request."""
+        return await line_counts(self._link, self._topology)
 
     async def submit(
         self,
@@ -204,6 +229,9 @@ class JetStreamQueue:
         self._pull_number += 1
         pull = _Pull(self._pull_number, max_items, on_delivery, on_end)
         self._pulls[line] = pull
+        inbox = f"_INBOX.{self._id}.{token(model)}.{lane}"
+        if line not in self._pull_inboxes:  # one for each line, so that a line can be withdrawn
+            self._pull_inboxes[line] = await self._link.listen(f"{inbox}.*", self._on_pulled)
         pull.guard = asyncio.get_running_loop().call_later(
             expires_s + _PULL_GRACE_S, self._end_pull, line, pull.number
         )
@@ -212,7 +240,7 @@ class JetStreamQueue:
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._topology.stream}"
                 f".{self._topology.consumer(model, lane)}".encode(),
                 b'{"batch":%d,"expires":%d}' % (max_items, int(expires_s * 1e9)),
-                f"_INBOX.{self._id}.pull.{pull.number}".encode(),
+                f"{inbox}.{pull.number}".encode(),
             )
         except NatsError as error:
             self._drop_pull(line)
@@ -270,6 +298,7 @@ class JetStreamQueue:
             except (NatsError, TimeoutError, QueueUnavailable) as error:
                 log.warning("the queue is back but not ready: %s", error)
             await asyncio.sleep(_AGAIN_S)
+        self._shelf.on_back()
         self._publishes.again(monotonic())
         for line, pull in list(self._pulls.items()):
             self._end_pull(line, pull.number)
@@ -307,15 +336,28 @@ class JetStreamQueue:
         except NatsError as error:
             raise QueueUnavailable(f"the queue did not take a message: {error}") from error
 
+    async def withdraw(self, model: str, lane: Lane) -> None:
+        """Ends a line's pull here and, with the interest in its inbox, at the broker."""
+        line = self._topology.line(model, lane).encode()
+        inbox = self._pull_inboxes.pop(line, None)
+        pull = self._pulls.get(line)
+        if pull is not None:
+            self._end_pull(line, pull.number)
+        if inbox is not None and self._link.is_connected:
+            try:
+                await self._link.silence(inbox)
+            except NatsError as error:
+                log.debug("withdrawing a pull: %r", error)
+
     async def stop_pulling(self) -> None:
         """Ends every pull here and at the broker; what still arrives is given back."""
         for line in list(self._pulls):
             self._drop_pull(line)
-        inbox, self._pull_inbox = self._pull_inbox, None
-        if inbox is not None and self._link.is_connected:
+        inboxes, self._pull_inboxes = list(self._pull_inboxes.values()), {}
+        if inboxes and self._link.is_connected:
             try:
                 async with asyncio.timeout(_LEAVE_S):
-                    await inbox.drain()
+                    await asyncio.gather(*(inbox.drain() for inbox in inboxes))
             except (NatsError, TimeoutError) as error:
                 log.debug("withdrawing pulls: %r", error)
 
@@ -324,6 +366,7 @@ class JetStreamQueue:
         for task in (self._sweeper, self._restoring):
             if task is not None:
                 task.cancel()
+        await self._shelf.close()
         await self.stop_pulling()
         try:
             if self._link.is_connected:

@@ -35,6 +35,7 @@ OnMessage = Callable[[bytes, bytes, bytes, bytes], None]
 
 _CRLF: Final = b"\r\n"
 _MESSAGES: Final = (b"MSG", b"HMSG")
+_ON_ITS_WAY_S: Final = 5.0
 _MAX_LINE_BYTES: Final = 1024 * 1024
 _MAX_JOINED_BYTES: Final = 256 * 1024
 _MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024  # well above the most that a broker can be set to
@@ -58,6 +59,12 @@ class Link(Client):  # type: ignore[misc]
 
         self._handlers[b"%d" % (self._sid + 1)] = on_message
         return await self.subscribe(subject, cb=late)
+
+    async def silence(self, subscription: Subscription) -> None:
+        """Listens no more. What is on its way already is still handled. Raises a NATS `Error`."""
+        await subscription.unsubscribe()
+        number = b"%d" % subscription._id  # noqa: SLF001 - it has no other name for it
+        asyncio.get_running_loop().call_later(_ON_ITS_WAY_S, self._handlers.pop, number, None)
 
     async def close(self) -> None:
         """Leaves. What was kept for a connection that is away is dropped with it.

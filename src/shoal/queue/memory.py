@@ -1,13 +1,13 @@
 """The queue inside one process: for tests of what stands on the queue.
 
 Owns the same contract as JetStream, checked by the same suite, with plain dictionaries and the
-event loop's timers. It is never a "local mode": `shoal serve` runs the real broker.
+event loop's timers; its stores are in `memory_stores`. It is never a "local mode": `shoal serve`
+runs the real broker.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,19 +17,23 @@ from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueFull, QueueUnavailable
 from shoal.queue.interface import (
-    Buried,
     Control,
     DeadLetters,
     Kept,
-    KeptRecord,
     OnBytes,
     OnDelivery,
     OnRefused,
     Payloads,
     QueueLimits,
+    Shelf,
 )
-from shoal.queue.payloads import check, reference
-from shoal.wire.envelope import DeadLetter, PayloadRef
+from shoal.queue.memory_stores import (
+    MemoryDeadLetters,
+    MemoryKept,
+    MemoryPayloads,
+    MemoryShelf,
+    MemoryStores,
+)
 
 
 @dataclass(slots=True)
@@ -56,19 +60,14 @@ class _Line:
     pulls: dict[int, _Pull] = field(default_factory=dict)
 
 
-class MemoryBroker:
-    """What several `MemoryQueue`s share: one pool's lines, inboxes and payloads."""
+class MemoryBroker(MemoryStores):
+    """What several `MemoryQueue`s share: one pool's lines, inboxes and stores."""
 
     def __init__(self, limits: QueueLimits) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self.lines: dict[tuple[str, Lane], _Line] = {}
         self.seen: dict[str, float] = {}
         self.ears: dict[str, list[OnBytes]] = {}
-        self.payloads: dict[str, bytes] = {}
-        self.numbers = itertools.count(1)
-        self.dead: dict[int, DeadLetter] = {}
-        self.dead_numbers = itertools.count(1)
-        self.kept: dict[str, tuple[KeptRecord, float]] = {}
 
     def line(self, model: str, lane: Lane) -> _Line:
         """The line of (model, lane), made when it is not there."""
@@ -143,112 +142,20 @@ class MemoryDelivery:
             self.hold()
 
 
-class MemoryPayloads:
-    """`Payloads` in a dictionary."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self._broker = broker
-
-    async def ensure(self) -> None:
-        """The dictionary is there."""
-
-    async def put(self, data: bytes) -> PayloadRef:
-        """Keeps `data`."""
-        held_bytes = sum(len(d) for d in self._broker.payloads.values())
-        if held_bytes + len(data) > self._broker.limits.payload_max_bytes:
-            raise QueueUnavailable("the payload store is full")
-        ref = reference(data)
-        self._broker.payloads[ref.key] = data
-        return ref
-
-    async def get(self, ref: PayloadRef) -> bytes:
-        """The bytes of `ref`."""
-        if ref.key not in self._broker.payloads:
-            raise QueueUnavailable(f"payload {ref.key} is gone")
-        return check(ref, self._broker.payloads[ref.key])
-
-    async def delete(self, ref: PayloadRef) -> None:
-        """Forgets `ref`."""
-        self._broker.payloads.pop(ref.key, None)
-
-
-class MemoryDeadLetters:
-    """`DeadLetters` in a list."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self._broker = broker
-
-    async def ensure(self) -> None:
-        """The dictionary is there."""
-
-    async def bury(self, letter: DeadLetter) -> None:
-        """Keeps a letter; the oldest make room."""
-        dead, limits = self._broker.dead, self._broker.limits
-        dead[next(self._broker.dead_numbers)] = letter
-        while len(dead) > limits.dead_max_letters:
-            del dead[next(iter(dead))]
-
-    async def read(self, first: int = 0, most: int = 1000) -> list[Buried]:
-        """Letters in the order of their numbers."""
-        numbers = [n for n in self._broker.dead if n >= first][:most]
-        return [Buried(n, self._broker.dead[n]) for n in numbers]
-
-    async def drop(self, number: int) -> bool:
-        """Forgets a letter."""
-        return self._broker.dead.pop(number, None) is not None
-
-
-class MemoryKept:
-    """`Kept` in a dictionary."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self._broker = broker
-
-    async def ensure(self) -> None:
-        """The dictionary is there."""
-
-    async def claim(self, key: str, data: bytes, ttl_s: float) -> int | None:
-        """Keeps `data` where there is nothing."""
-        return await self.replace(key, data, ttl_s, 0)
-
-    async def get(self, key: str) -> KeptRecord | None:
-        """The record of a key."""
-        record, expires_s = self._broker.kept.get(key, (None, 0.0))
-        if record is not None and expires_s <= monotonic():
-            del self._broker.kept[key]
-            return None
-        return record
-
-    async def replace(self, key: str, data: bytes, ttl_s: float, revision: int) -> int | None:
-        """Keeps `data` in the place of a revision."""
-        found = await self.get(key)
-        if (found.revision if found else 0) != revision:
-            return None
-        others = sum(len(r.data) for k, (r, _) in self._broker.kept.items() if k != key)
-        if others + len(data) > self._broker.limits.kept_max_bytes:
-            raise QueueUnavailable("the store of kept records is full", retry_after_s=1.0)
-        record = KeptRecord(data, next(self._broker.numbers))
-        self._broker.kept[key] = (record, monotonic() + ttl_s)
-        return record.revision
-
-    async def delete(self, key: str, revision: int) -> None:
-        """Forgets a revision."""
-        found = await self.get(key)
-        if found is not None and found.revision == revision:
-            del self._broker.kept[key]
-
-
 class MemoryQueue:
     """`shoal.queue.interface.Queue` on a `MemoryBroker`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self._broker = broker
+        limits, self._broker = broker.limits, broker
         self._ears: list[tuple[str, OnBytes]] = []
         self._open = True
         self.inbox = f"inbox.{uuid.uuid4().hex}"
         self.payloads: Payloads = MemoryPayloads(broker)
         self.dead: DeadLetters = MemoryDeadLetters(broker)
-        self.kept: Kept = MemoryKept(broker)
+        self.kept: Kept = MemoryKept(broker, broker.kept, limits.kept_max_bytes)
+        self.leases: Kept = MemoryKept(broker, broker.leases, limits.leases_max_bytes)
+        self._shelf = MemoryShelf(broker)
+        self.catalog: Shelf = self._shelf
 
     @property
     def connected(self) -> bool:
@@ -257,6 +164,27 @@ class MemoryQueue:
 
     async def ensure_lines(self, models: Iterable[str]) -> None:
         """Lines are made when they are first used."""
+
+    async def remove_lines(self, models: Iterable[str]) -> list[str]:
+        """Removes the lines that hold nothing."""
+        held = {model for model, _ in await self.counts()}
+        idle = [model for model in models if model not in held]
+        for name in [name for name in self._broker.lines if name[0] in idle]:
+            line = self._broker.lines.pop(name)
+            for pull in line.pulls.values():
+                pull.guard.cancel()
+                pull.on_end()
+        return idle
+
+    async def counts(self) -> dict[tuple[str, Lane], int]:
+        """Items of each line that has some."""
+        now = monotonic()
+        found: dict[tuple[str, Lane], int] = {}
+        for name, line in self._broker.lines.items():
+            count = sum(stored.expires_s > now for stored in line.waiting) + len(line.held)
+            if count:
+                found[name] = count
+        return found
 
     async def submit(
         self,
@@ -338,6 +266,15 @@ class MemoryQueue:
     def when_back(self, on_back: Callable[[], Awaitable[None]]) -> None:
         """Never: this broker cannot go away."""
 
+    async def withdraw(self, model: str, lane: Lane) -> None:
+        """Ends this process's pull of a line."""
+        line = self._broker.line(model, lane)
+        for number, pull in list(line.pulls.items()):
+            if pull.owner is self:
+                pull.guard.cancel()
+                del line.pulls[number]
+                pull.on_end()
+
     async def stop_pulling(self) -> None:
         """Withdraws this process's pulls."""
         for line in self._broker.lines.values():
@@ -348,6 +285,7 @@ class MemoryQueue:
 
     async def close(self) -> None:
         """Leaves."""
+        await self._shelf.close()
         await self.stop_pulling()
         for subject, ear in self._ears:
             self._broker.ears[subject].remove(ear)

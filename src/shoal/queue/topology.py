@@ -17,6 +17,7 @@ from nats.js.api import (
     ConsumerConfig,
     DeliverPolicy,
     DiscardPolicy,
+    KeyValueConfig,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -28,12 +29,23 @@ from shoal.queue.interface import Control, QueueLimits
 
 _MUTABLE = ("subjects", "max_msgs_per_subject", "max_bytes", "duplicate_window", "allow_msg_ttl")
 _UNSAFE = re.compile(r"[^a-z0-9_-]")
+_ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
+CATALOG_VERSIONS = 16
 
 
 @lru_cache(maxsize=4096)  # asked for every item
 def token(name: str) -> str:
     """A model id as one subject token: injective, every other character as `=XX` hex."""
     return _UNSAFE.sub(lambda m: "".join(f"={b:02X}" for b in m[0].encode()), name)
+
+
+def name_of(found: str) -> str:
+    """The model whose `token` this is."""
+
+    def unescape(match: re.Match[str]) -> str:
+        return bytes.fromhex(match[0].replace("=", "")).decode(errors="replace")
+
+    return _ESCAPED.sub(unescape, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +69,6 @@ class Topology:
         return f"shoal-payloads-{self.pool}"
 
     @property
-    def kept_bucket(self) -> str:
-        """The key-value bucket of kept records."""
-        return f"shoal-kept-{self.pool}"
-
-    @property
     def dead_stream(self) -> str:
         """The stream of dead letters."""
         return f"shoal-dead-{self.pool}"
@@ -79,6 +86,16 @@ class Topology:
         """The subject of one (model, lane)."""
         return f"shoal.work.{self.pool}.{lane}.{token(model)}"
 
+    @property
+    def lines(self) -> str:
+        """The subjects of all lines."""
+        return f"shoal.work.{self.pool}.*.*"
+
+    def line_of(self, subject: str) -> tuple[str, Lane]:
+        """The (model, lane) whose `line` a subject is."""
+        *_, lane, model = subject.split(".")
+        return name_of(model), lane
+
     def consumer(self, model: str, lane: Lane) -> str:
         """The durable consumer of one (model, lane), shared by all workers."""
         return f"{lane}-{token(model)}"
@@ -92,7 +109,7 @@ class Topology:
         return StreamConfig(
             name=self.stream,
             description="Shoal: items waiting for workers",
-            subjects=[f"shoal.work.{self.pool}.*.*"],
+            subjects=[self.lines],
             retention=RetentionPolicy.WORK_QUEUE,
             discard=DiscardPolicy.NEW,
             discard_new_per_subject=True,
@@ -119,6 +136,40 @@ class Topology:
             storage=StorageType(self.storage),
             num_replicas=self.replicas,
             allow_direct=True,
+        )
+
+    def kept_config(self) -> KeyValueConfig:
+        """The bucket of kept records, each with a time of its own."""
+        return KeyValueConfig(
+            bucket=f"shoal-kept-{self.pool}",
+            description="Shoal: answers kept for a client's retry",
+            ttl=self.limits.kept_max_age_s,
+            max_bytes=self.limits.kept_max_bytes,
+            storage=StorageType(self.storage),
+            replicas=self.replicas,
+        )
+
+    def leases_config(self) -> KeyValueConfig:
+        """The bucket of leases, in memory: they outlive a worker, not the broker."""
+        return KeyValueConfig(
+            bucket=f"shoal-leases-{self.pool}",
+            description="Shoal: short claims among workers",
+            ttl=self.limits.leases_max_age_s,
+            max_bytes=self.limits.leases_max_bytes,
+            storage=StorageType.MEMORY,
+            replicas=self.replicas,
+        )
+
+    def catalog_config(self) -> KeyValueConfig:
+        """The bucket of the catalog, the same for all pools."""
+        return KeyValueConfig(
+            bucket="shoal-catalog",
+            description="Shoal: the models of all pools",
+            history=CATALOG_VERSIONS,
+            max_value_size=self.limits.catalog_max_record_bytes,
+            max_bytes=self.limits.catalog_max_bytes,
+            storage=StorageType(self.storage),
+            replicas=self.replicas,
         )
 
     def consumer_config(self, model: str, lane: Lane) -> ConsumerConfig:
