@@ -9,6 +9,7 @@ from shoal.catalog.load import FIELD, field, load
 from shoal.catalog.resolve import resolve_source
 from shoal.cli.docs import field_page
 from shoal.errors import CatalogError, ModelUnavailable, UnknownModel
+from shoal.runtimes import registry
 from shoal.runtimes.families import families
 
 NAMED_LICENCES = {
@@ -67,6 +68,7 @@ def test_field_says_tried_only_of_code_paths_that_exist(entries):
     tried = [entry for entry in entries if entry.verified != "none"]
     assert tried
     assert {entry.family for entry in tried} <= set(families())
+    assert {entry.runtime for entry in tried} <= set(registry.names())
     # These very weights were tried only where the demo catalog has them: nothing is fetched here.
     sources = {entry.source for entry in load(None).entries}
     assert all(entry.source in sources for entry in entries if entry.verified == "weights")
