@@ -6,11 +6,14 @@ the family of a checkpoint (each runtime's). Importing it loads no runtime libra
 
 from __future__ import annotations
 
+from shoal.runtimes import spacy, whisper
+from shoal.runtimes.files import families as file_families
 from shoal.runtimes.torch import families as torch_families
 
 
 def families() -> dict[str, str]:
     """Name -> one line, of every family of every runtime, sorted by name."""
     found: dict[str, str] = {}
-    found.update(torch_families.ABOUT)
+    for about in (file_families.ABOUT, spacy.ABOUT, torch_families.ABOUT, whisper.ABOUT):
+        found.update(about)
     return dict(sorted(found.items()))
