@@ -6,7 +6,8 @@ words are (the worker's tokeniser says so in `RunItem.offsets`).
 
 A word belongs to the label with the largest probability, summed over the label's tags (B-X and I-X
 are both X) and averaged over the word's pieces; an entity's score is the mean of that probability
-over its pieces.
+over its pieces. Words of one label that touch are one entity, whatever their tags: models like to
+mark every part of an address or a number as a beginning.
 """
 
 from __future__ import annotations
@@ -139,7 +140,9 @@ def _entities(places: Places, chances: Floats, tags: Tags) -> Iterator[Entity]:
     for word, label in enumerate(winners.tolist()):
         first, last = int(starts[word]), int(starts[word] + pieces[word] - 1)
         fits = tags.of == label
-        if open_ is not None and (label != open_.label or tags.begins[_best(chances[first], fits)]):
+        apart = places[first, 0] > places[first - 1, 1]
+        begins = apart and tags.begins[_best(chances[first], fits)]
+        if open_ is not None and (label != open_.label or begins):
             yield open_.entity(tags)
             open_ = None
         if label == 0:
