@@ -2,7 +2,8 @@
 
 Owns that one shape. It is called with the bytes done and the bytes in all, often, and from whatever
 thread does the work; 0, 0 says that something goes on which has no count (another process fetches
-the same, or files are compared). What it raises ends the work, and a later try goes on from there.
+the same, or files are compared). What it raises ends the work, and a later try goes on from there;
+an `OSError` would be taken for one of the work itself.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from shoal.errors import WeightsMissing
 MAX_LISTED = 10_000
 PIECE_BYTES = 8 * 2**20
 _LOCK_POLL_S = 0.1
-_REQUEST_TIMEOUT = "60s"
 _RETRIES = {"max_retries": 4}
 # Beside the files: what is being fetched, and what is there when all of it is.
 _BEGUN, _WHOLE = ".fetching.json", ".fetched.json"
@@ -182,9 +181,8 @@ def _open(source: str) -> Any:
             f"{source} needs the client of object stores: pip install 'shoal[stores]'"
         ) from error
     try:
-        return from_url(
-            source, client_options={"timeout": _REQUEST_TIMEOUT}, retry_config=dict(_RETRIES)
-        )
+        # Client options are left to the environment: given here, they would replace all of it.
+        return from_url(source, retry_config=dict(_RETRIES))
     except _errors() as error:
         raise WeightsMissing(f"{source} cannot be opened: {error}") from error
 
