@@ -13,6 +13,7 @@ import pytest
 
 from shoal.client import Client
 from shoal.errors import IdempotencyConflict
+from tests.conftest import NatsServer
 from tests.support.gateway_server import gateway_server
 from tests.support.shoal_process import NULL_ENTRY, ShoalProcess
 
@@ -61,11 +62,13 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory, nats_server):
-    made = Cluster(tmp_path_factory.mktemp("idempotent"), nats_server)
+def cluster(tmp_path_factory):
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    made = Cluster(tmp_path_factory.mktemp("idempotent"), server)
     yield made
     for process in made.processes:
         process.leave(signal.SIGTERM)
+    server.stop()
 
 
 def post(url, path, body, key, **headers):

@@ -3,102 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
 from shoal.errors import QueueFull, QueueUnavailable
-from shoal.queue.interface import Queue, QueueLimits
-from shoal.queue.jetstream import JetStreamQueue
-from shoal.queue.memory import MemoryBroker, MemoryQueue
-from shoal.queue.topology import Topology
 from shoal.wire.envelope import DeadLetter, Failure
 from tests.conftest import run, until
-
-LIMITS = QueueLimits(
-    max_queued_per_line=5,
-    ack_wait_s=0.5,
-    publish_timeout_s=2.0,
-    payload_max_bytes=2**25,
-    dead_max_letters=6,
-    dead_max_bytes=2**20,
-)
-MODEL = "org/some.model"
-
-
-class Line:
-    """A worker's side of one line, as lists."""
-
-    def __init__(self, queue: Queue, model: str = MODEL) -> None:
-        self.queue, self.model = queue, model
-        self.got: asyncio.Queue = asyncio.Queue(maxsize=100)
-        self.ended = asyncio.Event()
-
-    async def pull(self, max_items=1, expires_s=5.0, lane="interactive"):
-        self.ended.clear()
-        await self.queue.pull(
-            self.model,
-            lane,
-            max_items=max_items,
-            expires_s=expires_s,
-            on_delivery=self.got.put_nowait,
-            on_end=self.ended.set,
-        )
-
-    async def one(self, timeout_s=5.0):
-        return await asyncio.wait_for(self.got.get(), timeout_s)
-
-
-class Pool:
-    """Opens queues of one fresh pool."""
-
-    def __init__(self, kind: str, server) -> None:
-        self.kind, self.server = kind, server
-        self.broker = MemoryBroker(LIMITS)
-        self.topology = Topology(
-            f"t{uuid.uuid4().hex[:8]}", "file", 1, LIMITS, ("interactive", "bulk")
-        )
-        self.opened: list[Queue] = []
-
-    async def queue(self) -> Queue:
-        if self.kind == "memory":
-            queue: Queue = MemoryQueue(self.broker)
-        else:
-            queue = await JetStreamQueue.open(self.server.address, self.topology, name="test")
-        await queue.ensure_lines([MODEL])
-        self.opened.append(queue)
-        return queue
+from tests.support.queues import LIMITS, MODEL, Line, opened, submit
 
 
 @pytest.fixture(params=["memory", "jetstream"])
 def pool(request):
     server = request.getfixturevalue("nats_server") if request.param == "jetstream" else None
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Pool]:
-        made = Pool(request.param, server)
-        try:
-            yield made
-        finally:
-            for queue in made.opened:
-                await queue.close()
-
-    return opened
-
-
-_ids = itertools.count()
-
-
-async def submit(
-    queue, data=b"x", *, model=MODEL, item_id=None, lane="interactive", ttl_s=30.0, refused=None
-):
-    refusals = [] if refused is None else refused
-    item = item_id or f"item-{next(_ids)}-{uuid.uuid4().hex}"
-    await queue.submit(model, lane, data, item_id=item, ttl_s=ttl_s, on_refused=refusals.append)
-    return refusals
+    return partial(opened, request.param, server)
 
 
 def test_queue_delivers_what_was_submitted_in_order(pool):
@@ -312,70 +231,6 @@ def test_queue_stop_pulling_leaves_items_to_others(pool):
             await submit(staying, b"mine")
             assert (await b.one()).data == b"mine"
             assert a.got.empty()
-
-    run(main())
-
-
-ODD_MODELS = ["a", "org/a.b@1", "org/a_b-1@v=2", "Ünïcode Model@2", "a=b", "a=3Db", "*.>"]
-
-
-def test_queue_counts_are_what_was_published(pool):
-    """Waiting and held items are counted by line, under the models' own names, whoever made it."""
-
-    async def main():
-        async with pool() as p:
-            gateway, worker = await p.queue(), await p.queue()
-            want = {}
-            for n, model in enumerate(ODD_MODELS):
-                for lane, count in (("interactive", 1 + n % 3), ("bulk", n % 2)):
-                    if count:
-                        want[(model, lane)] = count
-                    for _ in range(count):
-                        await submit(gateway, model=model, lane=lane)
-            await worker.ensure_lines(ODD_MODELS)
-
-            async def counted():
-                async with asyncio.timeout(5):
-                    while await worker.counts() != want:
-                        await asyncio.sleep(0.02)
-
-            await counted()
-            line = Line(worker, ODD_MODELS[1])
-            await line.pull()
-            held = await line.one()
-            await counted()
-            await held.ack()
-            want[(ODD_MODELS[1], "interactive")] -= 1
-            await counted()
-
-    run(main())
-
-
-def test_queue_removes_the_lines_that_hold_nothing(pool):
-    """A line with a waiting or held item stays, of either lane; a removed one can be made again."""
-
-    async def main():
-        async with pool() as p:
-            queue = await p.queue()
-            await queue.ensure_lines(["empty@1", "bulk@1", "held@1"])
-            await submit(queue, model="bulk@1", lane="bulk")
-            await submit(queue, model="held@1")
-            line = Line(queue, "held@1")
-            await line.pull()
-            held = await line.one()
-            async with asyncio.timeout(5):
-                while len(await queue.counts()) < 2:
-                    await asyncio.sleep(0.02)
-            assert await queue.remove_lines(["empty@1", "bulk@1", "held@1"]) == ["empty@1"]
-            await held.ack()
-            async with asyncio.timeout(5):
-                while not await queue.remove_lines(["held@1"]):
-                    await asyncio.sleep(0.02)
-            again = Line(queue, "empty@1")
-            await queue.ensure_lines(["empty@1"])
-            await submit(queue, b"new", model="empty@1")
-            await again.pull()
-            assert (await again.one()).data == b"new"
 
     run(main())
 

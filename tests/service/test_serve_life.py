@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.conftest import NatsServer
 from tests.support.shoal_process import NULL_ENTRY, Serve, ShoalProcess
 
 FAST = ("--devices", "cpu:1", "--ack-wait-s", "1")
@@ -161,8 +162,9 @@ def test_serve_life_ready_line_has_requests_that_answer(tmp_path):
         server.leave()
 
 
-def test_serve_life_parts_run_alone_against_a_broker(nats_server, tmp_path):
+def test_serve_life_parts_run_alone_against_a_broker(tmp_path):
     """`shoal gateway` and `shoal worker` work against a NATS server that someone else runs."""
+    nats_server = NatsServer(tmp_path / "nats")
     catalog = tmp_path / "catalog"
     catalog.mkdir()
     (catalog / "echo.yaml").write_text(NULL_ENTRY.format(id="echo", options="{}") + "pool: alone\n")
@@ -184,6 +186,7 @@ def test_serve_life_parts_run_alone_against_a_broker(nats_server, tmp_path):
     finally:
         for process in (*workers, gateway):
             process.leave(signal.SIGTERM)
+        nats_server.stop()
 
 
 def test_serve_life_model_that_cannot_be_served_says_why(tmp_path):

@@ -44,27 +44,28 @@ async def read_records(shelf: Shelf) -> dict[str, tuple[Record, int]]:
 async def join(shelf: Shelf, folder: Path | None) -> None:
     """What a process does when it starts: fills an empty shelf, and else follows it.
 
-    folder: its own catalog; None for the built-in one. Raises `CatalogError`, `QueueUnavailable`.
+    folder: the catalog it was given; None for the built-in one, which is not read where there is
+    another. Raises `CatalogError` and `QueueUnavailable`.
     """
+    mine = None if folder is None else load(folder)
     if not await shelf.read():
-        for entry in load(folder).entries:
+        for entry in (mine or load(None)).entries:
             key = shelf_key(entry.id)
             if not await shelf.versions(key):  # what was removed stays so
                 await shelf.put(key, encode_record(Record(entry, "folder")), 0)
-        return
-    if folder is None:
-        return
-    records = await read_records(shelf)
-    mine = load(folder).entries
-    ids = {entry.id for entry in mine}
-    changes = difference(mine, (r.entry for r, _ in records.values() if r.entry.id in ids))
-    differing = [*(e.id for e in changes.added), *(pair.after.id for pair in changes.changed)]
-    if differing:
-        log.warning(
-            "the catalog in %s is not the cluster's, which is followed; they differ in %s",
-            folder,
-            ", ".join(differing),
-        )
+    elif mine is not None:
+        records = await read_records(shelf)
+        differing = [
+            entry.id
+            for entry in mine.entries
+            if entry.id not in records or records[entry.id][0].entry != entry
+        ]
+        if differing:
+            log.warning(
+                "the catalog in %s is not the cluster's, which is followed; they differ in %s",
+                folder,
+                ", ".join(differing),
+            )
 
 
 async def mirror(shelf: Shelf, entries: Sequence[Entry]) -> None:

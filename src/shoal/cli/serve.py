@@ -1,7 +1,8 @@
 """`shoal serve`: broker, gateway and worker on this machine, each in a process of its own.
 
-Owns their order of start and stop, restarting what dies, and the ready line. Every process is the
-one that a cluster runs; nothing here is on a request's path.
+Owns their order of start and stop, writing the catalog down before they start, restarting what
+dies, and the ready line. Every process is the one that a cluster runs; nothing here is on a
+request's path.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import uvloop
 
 from shoal.catalog.load import load
 from shoal.catalog.schema import Entry
+from shoal.catalog.seed import join, mirror
 from shoal.catalog.snapshot import Snapshot
 from shoal.cli.access import forget_access, write_access
 from shoal.clock import monotonic
@@ -30,6 +32,7 @@ from shoal.errors import OperatorError
 from shoal.gateway.run import listen
 from shoal.ipc.child import Backoff, Child, Command
 from shoal.queue.connection import Address
+from shoal.queue.opening import open_queue
 from shoal.queue.server import EmbeddedServer
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings, child_environment
 
@@ -128,14 +131,31 @@ async def _start_broker(settings: ServeSettings, supervisor: Supervisor) -> Addr
     return address
 
 
-async def _start_all(settings: ServeSettings, supervisor: Supervisor) -> str:
+async def _write_catalog(settings: ServeSettings, snapshot: Snapshot, *, is_ours: bool) -> None:
+    """Makes the catalog of the queue that of the folder, before anybody follows it.
+
+    A cluster that others run too is no place for the demo, unless it has no catalog at all.
+    """
+    queue = await open_queue(settings, name="shoal serve")
+    try:
+        if is_ours or settings.catalog is not None:
+            await mirror(queue.catalog, snapshot.entries)
+        else:
+            await join(queue.catalog, None)
+    finally:
+        await queue.close()
+
+
+async def _start_all(settings: ServeSettings, snapshot: Snapshot, supervisor: Supervisor) -> str:
     """Starts everything; returns the gateway's URL once it is ready."""
     endpoint = settings.endpoint_file or settings.data_dir / "endpoint.json"
     endpoint.unlink(missing_ok=True)
-    if settings.nats_url is None:
+    is_ours = settings.nats_url is None
+    if is_ours:
         address = await _start_broker(settings, supervisor)
         settings = replace(settings, nats_url=address.url, nats_token=address.token)
     settings = replace(settings, endpoint_file=endpoint)
+    await _write_catalog(settings, snapshot, is_ours=is_ours)
 
     def part(name: str, kind: type[GatewaySettings | WorkerSettings]) -> Service:
         environment = child_environment(settings, kind, TOKENIZERS_PARALLELISM="false")
@@ -218,7 +238,7 @@ async def _serve(settings: ServeSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stopping.set)
     try:
-        url = await _start_all(settings, supervisor)
+        url = await _start_all(settings, snapshot, supervisor)
         lines = [f"shoal is ready at {url} ({monotonic() - begun_s:.1f} s). Try:"]
         lines += [f"  {command}" for command in examples(snapshot, url)]
         sys.stdout.write("\n".join([*lines, f"  open {url}/docs   (Ctrl-C stops everything)\n"]))

@@ -13,17 +13,17 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
-from shoal.catalog.load import load
-from shoal.catalog.snapshot import Snapshot
+from shoal.catalog.follow import Following
+from shoal.catalog.seed import join
 from shoal.core.lanes import LaneRule, parse_lanes
-from shoal.errors import SettingsError
+from shoal.errors import QueueUnavailable, SettingsError
 from shoal.gateway.app import App
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.edge import EdgeLimits
@@ -39,6 +39,7 @@ from shoal.settings import GatewaySettings
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_AGAIN_S = 0.5
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
@@ -86,14 +87,16 @@ def write_endpoint(file: Path, url: str) -> None:
     part.replace(file)
 
 
-async def serve(
-    settings: GatewaySettings, listener: socket.socket, queue: Queue, snapshot: Snapshot
-) -> None:
+async def serve(settings: GatewaySettings, listener: socket.socket, queue: Queue) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what is open and leaves."""
+    changed = asyncio.Event()
+    following = Following(queue.catalog, on_change=lambda _: changed.set())
+    await following.start()
+    queue.when_back(following.restore)
     fleet = Fleet()
     lanes = parse_lanes(settings.lanes)
     backlog = BacklogBook(
-        fleet, lambda: snapshot, lanes, name=queue.inbox, admission=settings.admission
+        fleet, lambda: following.snapshot, lanes, name=queue.inbox, admission=settings.admission
     )
     submitter = Submitter(queue, fleet, backlog, settings)
     await queue.hear("status", fleet.on_status)
@@ -102,12 +105,17 @@ async def serve(
     recall = Recall(queue, submitter.waiting_items)
     await queue.hear("back", recall.on_back)
     queue.when_back(recall.ask_soon)
-    await queue.ensure_lines(e.id for e in snapshot.entries if e.pool == settings.pool)
+
+    def wanted() -> set[str]:
+        return {entry.key for entry in following.entries(settings.pool)}
+
+    lines = wanted()
+    await queue.ensure_lines(lines)
     registry = _registry(submitter, fleet, backlog, lanes)
     idempotency = Idempotency(
         queue, ttl_s=settings.idempotency_ttl_s, inline_max_bytes=settings.inline_max_bytes
     )
-    app = App(settings, lambda: snapshot, submitter, registry, idempotency)
+    app = App(settings, lambda: following.snapshot, submitter, registry, idempotency)
     url = url_of(listener)
 
     def on_started() -> None:
@@ -129,12 +137,33 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
-    beat = asyncio.create_task(backlog.run(queue), name="backlog")
+    tasks = [
+        asyncio.create_task(backlog.run(queue), name="backlog"),
+        asyncio.create_task(_keep_lines(queue, wanted, lines, changed), name="lines"),
+    ]
     try:
         await server.serve([listener])
     finally:
-        beat.cancel()
-        await queue.close()
+        for task in tasks:
+            task.cancel()
+
+
+async def _keep_lines(
+    queue: Queue, wanted: Callable[[], set[str]], made: set[str], changed: asyncio.Event
+) -> None:
+    """Makes the lines of models that are new. What was sent to one before waits for it."""
+    while True:
+        await changed.wait()
+        changed.clear()
+        keys = wanted()
+        try:
+            await queue.ensure_lines(keys - made)
+        except QueueUnavailable as error:
+            log.warning("%s", error)
+            changed.set()
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            made = keys
 
 
 def _registry(
@@ -168,10 +197,13 @@ def _registry(
 
 
 async def _run(settings: GatewaySettings) -> None:
-    snapshot = load(settings.catalog)
     with listen(settings) as listener:
         queue = await open_queue(settings, name="shoal gateway")
-        await serve(settings, listener, queue, snapshot)
+        try:
+            await join(queue.catalog, settings.catalog)
+            await serve(settings, listener, queue)
+        finally:
+            await queue.close()
 
 
 def run(settings: GatewaySettings) -> None:
