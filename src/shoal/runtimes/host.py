@@ -172,8 +172,7 @@ class Host:
     def _try_again(self, key: str, items: Sequence[RunItem], ran: RanItems) -> RanItems:
         """Runs each item whose numbers were not finite once more, alone.
 
-        Every runtime here computes in float32, so that is what the second try does; one that gains
-        a lower precision must leave it for this call.
+        A runtime that computes in a lower precision has tried float32 by itself before it says so.
         """
         outcomes, padded_tokens = list(ran.outcomes), ran.padded_tokens
         for at, item in enumerate(items):

@@ -80,6 +80,7 @@ class Attention:
         if layer.rope:
             cos, sin = self._rotation(layer.rope)
             q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        q, k = q.to(v.dtype), k.to(v.dtype)
         if self._kernel is not None:
             mixed = self._varlen(self._kernel, layer, q, k, v)
         else:
@@ -195,7 +196,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Vectors [tokens, heads, head_dim] turned by their positions' angles, in float32."""
     first, second = x.chunk(2, dim=-1)
     turned: Tensor = x * cos + torch.cat((-second, first), dim=-1) * sin
-    return turned.to(x.dtype)
+    return turned
 
 
 def _bucket(apart: Tensor, buckets: int) -> Tensor:

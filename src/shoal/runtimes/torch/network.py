@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch.nn import functional
 
 from shoal.errors import ModelUnavailable, OutOfMemory, RunFailed
 from shoal.ipc.messages import ModelSpec
-from shoal.runtimes.bert import Floats, labels_of, read_config
+from shoal.runtimes.bert import Floats, read_config
 from shoal.runtimes.checkpoint import read_weights
 from shoal.runtimes.heads import Head
 from shoal.runtimes.pooling import Hidden
@@ -80,7 +79,7 @@ class TorchTransformer:
                 dtype=dtype,
             )
             self._read(tensors, plan.names)
-            self._read_towers(tensors, plan, spec, values)
+            self._read_towers(tensors, plan, spec)
         self.classifier: Head | None = classifier_of(tensors, plan, values, spec)
         self.memory_bytes = tensors.nbytes + (self.classifier.nbytes if self.classifier else 0)
 
@@ -96,7 +95,7 @@ class TorchTransformer:
             self._biases = tensors.table(names.relative, shape.relative_buckets, shape.heads)
         whole = {"embed_norm": names.embed_norm, "final_norm": names.final_norm}
         self._outer: Parts = {
-            name: self._norm_pair(tensors.pair(part, wide)) for name, part in whole.items() if part
+            name: self._norm_pair(tensors.norm(part, wide)) for name, part in whole.items() if part
         }
         self._layers = [self._read_layer(tensors, names, i) for i in range(len(shape.layers))]
 
@@ -106,8 +105,10 @@ class TorchTransformer:
             part = names.layer.get(name)
             if part is not None and number >= part.since:
                 placed = replace(part, stored=part.stored.format(i=number))
-                pair = tensors.pair(placed, *size)
-                parts[name] = self._norm_pair(pair) if len(size) == 1 else pair
+                if len(size) == 1:
+                    parts[name] = self._norm_pair(tensors.norm(placed, *size))
+                else:
+                    parts[name] = tensors.pair(placed, *size)
         return parts
 
     def _norm_pair(self, pair: Pair) -> Pair:
@@ -115,34 +116,36 @@ class TorchTransformer:
         offset = self._shape.norm_offset
         return Pair(pair.weight + offset, pair.bias) if offset else pair
 
-    def _read_towers(
-        self, tensors: Tensors, plan: Plan, spec: ModelSpec, config: Mapping[str, Any]
-    ) -> None:
+    def _read_towers(self, tensors: Tensors, plan: Plan, spec: ModelSpec) -> None:
         """The heads over token vectors, where the checkpoint has them and the model uses them."""
         words, tokens = plan.words, plan.tokens
         self.has_vocabulary = words is not None and words.dense in tensors
         self._vocabulary: Tower | None = None
         self._token_classes: Tower | None = None
-        self.token_tags: tuple[str, ...] = ()
         if words is not None and self.has_vocabulary and "sparse" in spec.outputs:
             n = plan.shape.vocab
             self._vocabulary = Tower(tensors, words, n, plan.shape, plan.names.words)
         if tokens is not None and tokens.out in tensors and "extract" in spec.tasks:
             n = len(tensors.array(f"{tokens.out.stored}.weight"))
             self._token_classes = Tower(tensors, tokens, n, plan.shape)
-            self.token_tags = tuple(spec.labels) or labels_of(config, n)
+
+    @property
+    def varlen(self) -> bool:
+        """Whether packed attention is one kernel for all sequences, whatever their lengths."""
+        return self._kernel is not None and self._biases is None
 
     def hidden(self, group: Sequence[TokenSequence]) -> Hidden:
         """Hidden states of a group: [tokens, d] packed, or [n, longest, d] padded."""
         with mapped_errors(self._where), torch.inference_mode():
             return self._run(group, None)
 
-    def token_logits(self, group: Sequence[TokenSequence]) -> Hidden:
-        """Class logits of each token, laid out as `hidden` lays out states."""
+    def token_logits(self, group: Sequence[TokenSequence]) -> list[Floats]:
+        """Class logits [tokens, k] of each sequence of a group."""
         if self._token_classes is None:
             raise RunFailed(f"{self._where} was loaded without a token classifier")
         with mapped_errors(self._where), torch.inference_mode():
-            return self._run(group, self._token_classes)
+            logits = self._run(group, self._token_classes)
+        return [logits.rows(index) for index in range(len(group))]
 
     def vocabulary(self, states: Floats) -> Floats:
         """SPLADE weights [n, vocab]: log(1 + relu(max over tokens of the logits))."""
@@ -150,8 +153,8 @@ class TorchTransformer:
             raise RunFailed(f"{self._where} was loaded without its masked-language head")
         weight, bias = self._vocabulary.out
         with mapped_errors(self._where), torch.inference_mode():
-            x = self._rounded(self._tensor(states).to(weight.dtype).flatten(0, 1))
-            x = self._vocabulary.features(x, self._linear)
+            x = self._rounded(self._tensor(states).flatten(0, 1))
+            x = self._vocabulary.features(x, self._linear).to(weight.dtype)
             # Words by tokens: the maximum then runs along memory, and the product is faster too.
             # The bias and the logarithm do not move the maximum, and come after it.
             logits = self._linear.apply(weight, x, None)
@@ -192,9 +195,7 @@ class TorchTransformer:
         return self._norm(x, self._outer, "final_norm")
 
     def _embed(self, ids: Ints, positions: Ints, types: Ints) -> Tensor:
-        x = self._words[self._tensor(ids)]
-        if self._shape.embed_scale != 1:
-            x = x * torch.tensor(self._shape.embed_scale, dtype=x.dtype)
+        x = self._words[self._tensor(ids)].float() * self._shape.embed_scale
         if self._types is not None:
             # Models with one type give it to both texts of a pair.
             x = x + self._types[self._tensor(types).clamp(max=len(self._types) - 1)]
@@ -203,7 +204,11 @@ class TorchTransformer:
         return self._norm(x, self._outer, "embed_norm")
 
     def _layer(self, x: Tensor, layer: LayerShape, parts: Parts, attention: Attention) -> Tensor:
-        """One layer over x [tokens, d]: attention, then the feed-forward part."""
+        """One layer over x [tokens, d]: attention, then the feed-forward part.
+
+        Sums and norms are float32 also where the maps are in a lower precision: it costs little,
+        and most of what a lower precision loses, and all that overflows, is lost there.
+        """
         y = self._norm(x, parts, "attention_in")
         query, key, value = (self._map(y, parts[part]) for part in "qkv")
         if "q_norm" in parts:
@@ -217,7 +222,7 @@ class TorchTransformer:
         return self._norm(x + self._norm(y, parts, "mlp_out"), parts, "mlp_sum")
 
     def _map(self, x: Tensor, pair: Pair) -> Tensor:
-        return self._linear.apply(x, pair.weight, pair.bias)
+        return self._linear.apply(x.to(pair.weight.dtype), pair.weight, pair.bias)
 
     def _norm(self, x: Tensor, parts: Parts, name: str) -> Tensor:
         """The norm of that name, or x as it is where the family has none there."""

@@ -1,34 +1,44 @@
-"""The torch runtime: BERT checkpoints in PyTorch, packed on the CPU. Needs no transformers.
+"""The torch runtime: text transformers and image networks in PyTorch. Needs no transformers.
 
 Options of a model:
 
+    dtype     float32 (the default), bfloat16, float16, or auto (what config.json says): precision
+              of weights and numbers; an item whose numbers are not finite is run in float32 again
     packing   true, false or auto (the default): run sequences end to end instead of padded;
-              auto packs on the CPU
+              auto measures which is faster
     positive  label whose probability is the score, for cross-encoders with several classes
 
-Owns the models that are loaded. Does not own the steps of a batch (`shoal.runtimes.encoder`).
-Importing this module does not import torch; making the runtime does. CUDA has not been tried.
+Owns the models that are loaded. Does not own the steps of a batch (`shoal.runtimes.encoder`) or
+what runs a checkpoint (`families`, `network`). Importing this module does not import torch; making
+the runtime does. CUDA has not been tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from shoal.core.types import TEXT_TASKS
-from shoal.errors import ModelUnavailable, RuntimeUnavailable
+from shoal.errors import ModelUnavailable, RunFailed, RuntimeUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.runtimes.bert import read_config
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
 
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.runtimes.torch.network import TorchTransformer
+
 USUAL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 class TorchRuntime:
-    """Runs encoders through torch. Raises `RuntimeUnavailable` for a device it lacks."""
+    """Runs networks through torch. Raises `RuntimeUnavailable` for a device it lacks."""
 
     name = "torch"
     needs: ClassVar[dict[str, str]] = {"torch": "pip install 'shoal[torch]'"}
@@ -43,27 +53,48 @@ class TorchRuntime:
         torch.set_num_threads(threads)
         self.version = version("torch")
         self._device = device
-        self._packs = device == "cpu"
+        self._threads = threads
         self._linear = choose(device)
-        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), packing=self._packs)
+        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), packing=device == "cpu")
         self._models: dict[str, LoadedModel] = {}
+        self._lower: set[str] = set()
 
     def load(self, spec: ModelSpec) -> bool:
         """Loads a checkpoint; one that is loaded already is replaced. Nothing is ever kept."""
-        from shoal.runtimes.torch.network import TorchTransformer
+        import torch
 
         path = locate(spec, USUAL_FILES)
-        network = TorchTransformer(
-            path, spec, device=self._device, linear=self._linear, packs=self._packs_model(spec)
-        )
-        self._models[spec.key] = LoadedModel(spec, network)
+        dtype = _dtype(spec, path)
+        packing = spec.options.get("packing", "auto")
+        if packing not in (True, False, "auto"):
+            raise ModelUnavailable(f"{spec.key}: option packing is true, false or auto")
+        network = self._network(spec, path, dtype)
+        model = LoadedModel(spec, network)
+        if packing == "auto":
+            network.packs = self._packs(spec, network, dtype)
+        else:
+            network.packs = bool(packing)
+        self._models[spec.key] = model
+        self._lower.discard(spec.key)
+        if dtype != torch.float32:
+            self._lower.add(spec.key)
         return False
 
-    def _packs_model(self, spec: ModelSpec) -> bool:
-        chosen = spec.options.get("packing", "auto")
-        if chosen not in (True, False, "auto"):
-            raise ModelUnavailable(f"{spec.key}: option packing is true, false or auto")
-        return self._packs if chosen == "auto" else bool(chosen)
+    def _network(self, spec: ModelSpec, path: Path, dtype: torch.dtype) -> TorchTransformer:
+        from shoal.runtimes.torch.network import TorchTransformer
+
+        return TorchTransformer(
+            path, spec, device=self._device, linear=self._linear, packs=True, dtype=dtype
+        )
+
+    def _packs(self, spec: ModelSpec, network: TorchTransformer, dtype: torch.dtype) -> bool:
+        """Packed or padded: by a trial on the CPU; on CUDA packed where it is one kernel."""
+        from shoal.runtimes.torch.layout import packs_better
+
+        if self._device != "cpu":
+            return network.varlen
+        facts = f"{spec.key} {spec.batch_tokens} {self.version} {self._threads} {dtype}"
+        return packs_better(network, spec.batch_tokens, Path(spec.cache_dir), facts)
 
     def unload(self, key: str, *, keep: bool = False) -> None:  # noqa: ARG002 - see below
         """Drops the model and gives its memory back, on CUDA to the device.
@@ -72,14 +103,36 @@ class TorchRuntime:
         system's cache, and a load takes what its trial run takes.
         """
         if self._models.pop(key, None) is not None:
+            self._lower.discard(key)
             give_back()
 
     def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
-        """Runs items of one loaded model."""
+        """Runs items of one loaded model; what overflowed in lower precision, in float32 again."""
         model = self._models.get(key)
         if model is None:
             raise ModelUnavailable(f"{key} is not loaded")
-        return model.run(items, block_tokens)
+        ran = model.run(items, block_tokens)
+        failed = [at for at, outcome in enumerate(ran.outcomes) if isinstance(outcome, RunFailed)]
+        if not failed or key not in self._lower:
+            return ran
+        return self._in_float32(model.spec, items, ran, failed)
+
+    def _in_float32(
+        self, spec: ModelSpec, items: Sequence[RunItem], ran: RanItems, failed: Sequence[int]
+    ) -> RanItems:
+        """Runs the failed items in float32, through a network that is made for them and dropped.
+
+        On the CPU a float32 checkpoint costs no memory for it: its tensors lie on the mapped file.
+        """
+        import torch
+
+        network = self._network(spec, locate(spec, USUAL_FILES), torch.float32)
+        network.packs = self._device == "cpu"
+        again = LoadedModel(spec, network).run([items[at] for at in failed])
+        outcomes = list(ran.outcomes)
+        for at, outcome in zip(failed, again.outcomes, strict=True):
+            outcomes[at] = outcome
+        return RanItems(outcomes, ran.padded_tokens + again.padded_tokens)
 
     def memory(self) -> dict[str, int]:
         """Bytes of each model's weights, which on the CPU lie on the mapped file.
@@ -87,3 +140,17 @@ class TorchRuntime:
         The buffers that a batch needs on top belong to the process and are not in it.
         """
         return {key: model.memory_bytes for key, model in self._models.items()}
+
+
+def _dtype(spec: ModelSpec, path: Path) -> torch.dtype:
+    """The precision that the options ask for; `auto` is what config.json says, else float32."""
+    from shoal.runtimes.torch.tensors import PRECISIONS
+
+    chosen = spec.options.get("dtype", "float32")
+    if chosen == "auto":
+        config = read_config(path.parent)
+        stored = config.get("dtype") or config.get("torch_dtype")
+        chosen = stored if stored in PRECISIONS else "float32"
+    if chosen not in PRECISIONS:
+        raise ModelUnavailable(f"{spec.key}: option dtype is auto, {', '.join(PRECISIONS)}")
+    return PRECISIONS[str(chosen)]

@@ -50,7 +50,7 @@ class Tensors:
         self._device = device
         self._dtype = dtype
         self._stored = {_canonical(name, prefixes): name for name in file}
-        self._read: dict[tuple[str, tuple[int, int]], Tensor] = {}
+        self._read: dict[tuple[str, tuple[int, int], torch.dtype], Tensor] = {}
 
     def __contains__(self, part: object) -> bool:
         return isinstance(part, Part) and f"{part.stored}.weight" in self._stored
@@ -73,6 +73,13 @@ class Tensors:
         name = beside if beside in self._stored or not bias else bias
         return Pair(weight, self._tensor(name, shape[:1], part.block))
 
+    def norm(self, part: Part, size: int) -> Pair:
+        """Weight and bias [size] of a norm, float32 whatever the precision of the maps is."""
+        weight = self._tensor(f"{part.stored}.weight", (size,), dtype=torch.float32)
+        if not part.bias:
+            return Pair(weight, None)
+        return Pair(weight, self._tensor(f"{part.stored}.bias", (size,), dtype=torch.float32))
+
     def vector(self, name: str, size: int) -> Tensor:
         """A tensor [size] by its whole name."""
         return self._tensor(name, (size,))
@@ -83,8 +90,15 @@ class Tensors:
             raise ModelUnavailable(f"{self._where}: the checkpoint lacks {name}")
         return self._file[self._stored[name]]
 
-    def _tensor(self, name: str, shape: tuple[int, ...], block: tuple[int, int] = (0, 1)) -> Tensor:
-        key = (name, block)
+    def _tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        block: tuple[int, int] = (0, 1),
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        dtype = dtype or self._dtype
+        key = (name, block, dtype)
         if key not in self._read:
             array = self.array(name)
             k, n = block
@@ -96,7 +110,7 @@ class Tensors:
             mine = array[k * shape[0] : (k + 1) * shape[0]]
             if mine.dtype != np.float32:
                 mine = mine.astype(np.float32)
-            self._read[key] = torch.from_numpy(mine).to(self._device, self._dtype)
+            self._read[key] = torch.from_numpy(mine).to(self._device, dtype)
         return self._read[key]
 
 

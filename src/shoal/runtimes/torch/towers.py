@@ -32,13 +32,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def normed(x: Tensor, pair: Pair, shape: Shape) -> Tensor:
-    """A layer norm (Ba et al. 2016) or an RMS norm (Zhang & Sennrich 2019) of the last axis."""
+    """Float32: a layer norm (Ba et al. 2016) or RMS norm (Zhang & Sennrich 2019), last axis."""
+    x = x.float()
     if shape.norm == "layer":
         size = pair.weight.shape
         return functional.layer_norm(x, size, pair.weight, pair.bias, shape.norm_eps)
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + shape.norm_eps)
-    return (scaled * pair.weight.float()).to(x.dtype)
+    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + shape.norm_eps)
+    return scaled * pair.weight
 
 
 class Tower:
@@ -51,7 +51,7 @@ class Tower:
         self._shape = shape
         self._act = ACTIVATIONS[names.activation]
         self._dense = tensors.pair(names.dense, wide, wide) if names.dense else None
-        self._norm = tensors.pair(names.norm, wide) if names.norm else None
+        self._norm = tensors.norm(names.norm, wide) if names.norm else None
         if names.tied and names.out not in tensors:
             # Tied to the word table; the bias is the head's own.
             weight = tensors.table(words, n, wide)
@@ -63,5 +63,5 @@ class Tower:
     def features(self, x: Tensor, linear: Linear) -> Tensor:
         """What the last map reads, [tokens, d]."""
         if self._dense is not None:
-            x = self._act(linear.apply(x, *self._dense))
+            x = self._act(linear.apply(x.to(self._dense.weight.dtype), *self._dense))
         return x if self._norm is None else normed(x, self._norm, self._shape)
