@@ -11,7 +11,13 @@ from tests.support.gateway_server import gateway_server
 
 LIMITS = {"max_body_bytes": 2_000_000}
 TABLE = bad_requests(
-    "dense", GatewaySettings(**LIMITS), classifier="colours", pair_classifier="pairs"
+    "dense",
+    GatewaySettings(**LIMITS),
+    classifier="colours",
+    pair_classifier="pairs",
+    images="pictures",
+    finder="names",
+    sounds="sounds",
 )
 
 

@@ -152,7 +152,8 @@ def test_gateway_http_says_when_to_try_again(client, text, status, after):
     [
         ("/v1/embeddings", {"input": "w " * 70}, "input"),
         ("/v1/embeddings", {"input": ["a", "w " * 70]}, "input[1]"),
-        ("/v1/encode", {"inputs": ["a", "w " * 70]}, "inputs[1]"),
+        ("/v1/encode", {"inputs": "w " * 70}, "inputs"),
+        ("/v1/encode", {"inputs": ["w " * 70]}, "inputs[0]"),
         ("/v1/rerank", {"query": "q", "documents": ["a", "w " * 70]}, "documents[1]"),
         ("/v1/score", {"query": "q", "texts": ["w " * 70]}, "texts[0]"),
         ("/v1/score", {"query": "q", "documents": ["w " * 70]}, "documents[0]"),

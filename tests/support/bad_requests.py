@@ -6,56 +6,13 @@ Any server can be tried with it, given the names of some of its models and the l
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import msgspec
 
 from shoal.settings import GatewaySettings
-
-OPENAI_PATHS = ("/v1/embeddings", "/v1/models", "/v1/nothing")
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A wrong request. `param` is the field that the answer must name; `says` is in its message."""
-
-    name: str
-    path: str
-    body: bytes
-    status: int = 400
-    code: str = "invalid_request"
-    param: str | None = None
-    says: str = ""
-    method: str = "POST"
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def send(self, client: httpx.Client, accept: str = "application/json") -> httpx.Response:
-        """Sends it."""
-        headers = {"content-type": "application/json", "accept": accept, **self.headers}
-        if not headers["content-type"]:
-            del headers["content-type"]
-        return client.request(self.method, self.path, content=self.body, headers=headers)
-
-    def check(self, response: httpx.Response) -> None:
-        """Asserts that the answer is the right one, in the right shape."""
-        assert response.status_code == self.status, response.text
-        packed = response.headers["content-type"] == "application/msgpack"
-        body = (msgspec.msgpack if packed else msgspec.json).decode(response.content)
-        if self.path.startswith(OPENAI_PATHS):
-            assert set(body) == {"error"}
-            error = body["error"]
-            assert error.pop("type") == "invalid_request_error"
-        else:
-            error = body
-        assert set(error) == {"code", "message", "param", "request_id"}
-        assert error["code"] == self.code
-        assert error["param"] == self.param
-        assert error["request_id"] == response.headers["x-request-id"]
-        assert self.says.casefold() in error["message"].casefold()
-        assert 0 < len(error["message"]) < 1000
+from tests.support.bad import Bad, as_json
+from tests.support.bad_files import bad_files
 
 
 def bad_requests(
@@ -64,12 +21,17 @@ def bad_requests(
     *,
     classifier: str | None = None,
     pair_classifier: str | None = None,
+    images: str | None = None,
+    finder: str | None = None,
+    sounds: str | None = None,
 ) -> list[Bad]:
     """The whole table.
 
     dense: a model that gives dense vectors and scores, and does not classify.
     classifier: one that labels single texts and does nothing else. pair_classifier: one that labels
-    pairs. Where there is none, its rows are left out.
+    pairs. images: one that encodes images and takes no text. finder: one that finds entities in
+    texts and has the labels `odd` and `even`. sounds: one that transcribes. Where there is none,
+    its rows are left out.
     """
     table = [
         *_bodies(dense),
@@ -78,18 +40,16 @@ def bad_requests(
         *_rerank_fields(dense),
         *_task_fields(dense),
         *_inputs(dense, limits),
+        *_objects(dense),
         *_token_ids(dense),
         *_headers(dense, limits),
+        *bad_files(dense, limits, images=images, finder=finder, sounds=sounds),
     ]
     if classifier is not None:
         table += _classify(classifier)
     if pair_classifier is not None:
         table += _classify_pairs(pair_classifier)
     return table
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 def _bodies(dense: str) -> list[Bad]:
@@ -103,16 +63,19 @@ def _bodies(dense: str) -> list[Bad]:
         Bad("empty body, packed", path, b"", says="empty", headers=packed),
         Bad("malformed JSON", path, b'{"model": ', says="not valid JSON"),
         Bad(
-            "trailing characters", path, _json({"model": dense, "input": "x"}) + b" x", says="JSON"
+            "trailing characters",
+            path,
+            as_json({"model": dense, "input": "x"}) + b" x",
+            says="JSON",
         ),
         Bad("malformed MessagePack", path, b"\xc1", headers=packed, says="not valid MessagePack"),
         Bad("truncated MessagePack", path, good[:-1], headers=packed, says="MessagePack"),
         Bad("trailing MessagePack", path, good + b"\x01", headers=packed, says="MessagePack"),
         Bad("array length that lies", path, b"\xdd\xff\xff\xff\xff", headers=packed),
-        Bad("JSON said to be MessagePack", path, _json({"model": dense}), headers=packed),
+        Bad("JSON said to be MessagePack", path, as_json({"model": dense}), headers=packed),
         Bad("MessagePack said to be JSON", path, good, says="JSON"),
         Bad("null", path, b"null", says="object"),
-        Bad("array at the top", path, _json([dense, "x"]), says="object"),
+        Bad("array at the top", path, as_json([dense, "x"]), says="object"),
         Bad("string at the top", path, b'"x"', says="object"),
         Bad("number at the top", path, b"1e999"),
         Bad("key that is no string", path, b"\x81\x01\x02", headers=packed),
@@ -134,18 +97,20 @@ def _bodies(dense: str) -> list[Bad]:
 def _embeddings_fields(dense: str) -> list[Bad]:
     def embed(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
         body = {"model": dense, "input": "x"} | fields
-        return Bad(name, "/v1/embeddings", _json(body), param=param, says=says)
+        return Bad(name, "/v1/embeddings", as_json(body), param=param, says=says)
 
     def unknown(name: str, **fields: str) -> Bad:
         body = {"model": f"{dense}x", "input": "x"} | fields
         return Bad(
-            name, "/v1/embeddings", _json(body), 404, "model_not_found", "model", f"`{dense}`"
+            name, "/v1/embeddings", as_json(body), 404, "model_not_found", "model", f"`{dense}`"
         )
 
     return [
         Bad("no model", "/v1/embeddings", b'{"input":"x"}', param="model", says="required"),
-        Bad("no input", "/v1/embeddings", _json({"model": dense}), param="input", says="required"),
-        Bad("no inputs", "/v1/encode", _json({"model": dense}), param="inputs", says="required"),
+        Bad(
+            "no input", "/v1/embeddings", as_json({"model": dense}), param="input", says="required"
+        ),
+        Bad("no inputs", "/v1/encode", as_json({"model": dense}), param="inputs", says="required"),
         embed("model null", "model", model=None),
         embed("model empty", "model", model=""),
         embed("model number", "model", model=7),
@@ -180,11 +145,11 @@ def _embeddings_fields(dense: str) -> list[Bad]:
 def _encode_fields(dense: str) -> list[Bad]:
     def encode(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
         body = {"model": dense, "inputs": "x"} | fields
-        return Bad(name, "/v1/encode", _json(body), param=param, says=says)
+        return Bad(name, "/v1/encode", as_json(body), param=param, says=says)
 
     return [
         encode("field of another route", "input", "`inputs`", input="x"),
-        encode("unknown output", "outputs[0]", "dense, sparse", outputs=["spars"]),
+        encode("unknown output", "outputs[0]", "dense, multivector, sparse", outputs=["spars"]),
         encode("output that the model lacks", "outputs[0]", "dense", outputs=["sparse"]),
         encode("no outputs", "outputs", outputs=[]),
         encode("outputs string", "outputs", outputs="dense"),
@@ -194,7 +159,7 @@ def _encode_fields(dense: str) -> list[Bad]:
 def _rerank_fields(dense: str) -> list[Bad]:
     def rerank(name: str, param: str, says: str = "", /, **fields: Any) -> Bad:
         body = {"model": dense, "query": "q", "documents": ["d"]} | fields
-        return Bad(name, "/v1/rerank", _json(body), param=param, says=says)
+        return Bad(name, "/v1/rerank", as_json(body), param=param, says=says)
 
     return [
         rerank("top_n 0", "top_n", top_n=0),
@@ -220,20 +185,20 @@ def _task_fields(dense: str) -> list[Bad]:
         Bad(
             "score without texts",
             "/v1/score",
-            _json({"model": dense, "query": "q"}),
+            as_json({"model": dense, "query": "q"}),
             param="texts",
             says="required",
         ),
         Bad(
             "score with texts and documents",
             "/v1/score",
-            _json({"model": dense, "query": "q", "texts": ["a"], "documents": ["a"]}),
+            as_json({"model": dense, "query": "q", "texts": ["a"], "documents": ["a"]}),
             param="documents",
         ),
         Bad(
             "model that does not classify",
             "/v1/classify",
-            _json({"model": dense, "inputs": "x"}),
+            as_json({"model": dense, "inputs": "x"}),
             param="model",
             says="/v1/embeddings",
         ),
@@ -245,14 +210,12 @@ def _inputs(dense: str, limits: GatewaySettings) -> list[Bad]:
     cases: list[tuple[str, Any, str, str]] = [
         ("null", None, "", "invalid_request"),
         ("number", 3, "", "invalid_request"),
-        ("object", {"text": "x"}, "", "invalid_request"),
         ("true", True, "", "invalid_request"),
         ("empty list", [], "", "invalid_request"),
         ("empty string", "", "", "invalid_request"),
         ("empty string in a list", ["a", ""], "[1]", "invalid_request"),
         ("null in a list", ["a", None], "[1]", "invalid_request"),
         ("float in a list", ["a", 1.5], "[1]", "invalid_request"),
-        ("object in a list", ["a", "b", {}], "[2]", "invalid_request"),
         ("number among texts", ["a", 1], "[1]", "invalid_request"),
         ("list among texts", ["a", [1]], "[1]", "invalid_request"),
         ("10,000 texts", ["a"] * 10_000, "", "invalid_request"),
@@ -263,12 +226,28 @@ def _inputs(dense: str, limits: GatewaySettings) -> list[Bad]:
         Bad(
             f"{field}: {name}",
             path,
-            _json({"model": dense, field: value}),
+            as_json({"model": dense, field: value}),
             code=code,
             param=f"{field}{place}",
         )
         for path, field in (("/v1/embeddings", "input"), ("/v1/encode", "inputs"))
         for name, value, place, code in cases
+    ]
+
+
+def _objects(dense: str) -> list[Bad]:
+    cases: list[tuple[str, Any, str]] = [
+        ("object", {"text": "x"}, "input"),
+        ("object in a list", ["a", "b", {}], "input[2]"),
+    ]
+    return [
+        Bad(
+            f"input: {name}",
+            "/v1/embeddings",
+            as_json({"model": dense, "input": value}),
+            param=param,
+        )
+        for name, value, param in cases
     ]
 
 
@@ -290,7 +269,7 @@ def _token_ids(dense: str) -> list[Bad]:
         Bad(
             f"token ids: {name}",
             "/v1/embeddings",
-            _json({"model": dense, "input": ids}),
+            as_json({"model": dense, "input": ids}),
             param=f"input{place}",
         )
         for name, ids, place in cases
@@ -315,7 +294,7 @@ def _classify(classifier: str) -> list[Bad]:
         Bad(
             "model that does not embed",
             "/v1/embeddings",
-            _json({"model": classifier, "input": "x"}),
+            as_json({"model": classifier, "input": "x"}),
             param="model",
             says="/v1/classify",
         ),
@@ -340,7 +319,7 @@ def _classify_cases(kind: str, model: str, cases: list[tuple[str, Any, str]]) ->
         Bad(
             f"{kind}: {name}",
             "/v1/classify",
-            _json({"model": model, "inputs": value}),
+            as_json({"model": model, "inputs": value}),
             param=f"inputs{place}",
         )
         for name, value, place in cases
@@ -348,14 +327,14 @@ def _classify_cases(kind: str, model: str, cases: list[tuple[str, Any, str]]) ->
 
 
 def _headers(dense: str, limits: GatewaySettings) -> list[Bad]:
-    good = _json({"model": dense, "input": "x"})
+    good = as_json({"model": dense, "input": "x"})
     path = "/v1/embeddings"
 
     def header(name: str, header: str, value: str, **expected: Any) -> Bad:
         expected = {"param": header} | expected
         return Bad(name, path, good, headers={header: value}, **expected)
 
-    large = _json({"model": dense, "input": "x" * limits.max_body_bytes})
+    large = as_json({"model": dense, "input": "x" * limits.max_body_bytes})
     media = {"status": 415, "code": "unsupported_media_type"}
     return [
         header("lane", "X-Shoal-Lane", "fast", says="interactive, bulk"),

@@ -1,7 +1,8 @@
 """Jobs answered in process: an implementation of `Submits` without a queue or a model.
 
-Numbers follow from the texts alone (crc32), so a crossed or reordered answer shows. Texts that
-begin with `fail:<code>` raise that error, `hold` waits until it is cancelled.
+Numbers and records follow from each input alone (crc32), so a crossed or reordered answer shows.
+Texts that begin with `fail:<code>` raise that error, `hold` waits until it is cancelled. Files that
+end in `broken` are at fault themselves.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import numpy as np
 
 from shoal.catalog.schema import Entry, Output
 from shoal.catalog.snapshot import Snapshot
-from shoal.errors import InputTooLong, from_code
+from shoal.errors import InputTooLong, InvalidRequest, from_code
 from shoal.gateway.jobs import Answer, Job
 from shoal.ipc.messages import HeadSpec
+from shoal.runtimes.null_records import LABELS as FOUND
+from shoal.runtimes.null_records import record
 from shoal.wire.arrays import Array
-from shoal.wire.envelope import ModelState, Result, Timing
+from shoal.wire.envelope import Failure, ModelState, Result, Timing
+from shoal.wire.records import pack
 
 DIM = 8
 LABELS = ["red", "green", "blue"]
@@ -51,15 +55,57 @@ CATALOG = Snapshot(
             id="colours", tasks=["classify"], source="file:///x", heads={"classify": head("linear")}
         ),
         Entry(id="pairs", tasks=["classify"], source="file:///x", heads={"classify": head("pair")}),
+        Entry(
+            id="guard", tasks=["classify"], source="file:///x", aliases=["omni-moderation-latest"]
+        ),
+        Entry(
+            id="tokens", tasks=["encode"], source="file:///x", outputs={"multivector": Output(DIM)}
+        ),
+        Entry(
+            id="pictures",
+            tasks=["encode", "classify"],
+            source="file:///x",
+            inputs=["image"],
+            outputs={"dense": Output(DIM)},
+            labels=LABELS,
+        ),
+        Entry(
+            id="names",
+            tasks=["extract"],
+            source="file:///x",
+            extracts=["entities"],
+            labels=list(FOUND),
+        ),
+        Entry(
+            id="pages",
+            tasks=["extract"],
+            source="file:///x",
+            inputs=["document"],
+            extracts=["text", "layout"],
+        ),
+        Entry(id="files", tasks=["classify"], source="file:///x", inputs=["file"]),
+        Entry(
+            id="sounds",
+            tasks=["transcribe", "extract"],
+            source="file:///x",
+            inputs=["audio"],
+            extracts=["speech"],
+        ),
     ]
 )
 
 
-def vector(text: str, dim: int = DIM) -> np.ndarray:
-    """float32 [dim], of length 1, that belongs to the text."""
-    rng = np.random.default_rng(zlib.crc32(text.encode()))
+def vector(given: str | bytes, dim: int = DIM) -> np.ndarray:
+    """float32 [dim], of length 1, that belongs to the text or file."""
+    data = given.encode() if isinstance(given, str) else given
+    rng = np.random.default_rng(zlib.crc32(data))
     values = rng.standard_normal(DIM).astype(np.float32)[:dim]
     return values / np.linalg.norm(values)
+
+
+def token_vectors(text: str) -> np.ndarray:
+    """float32 [words, dim]: a vector for each word of the text."""
+    return np.stack([vector(word) for word in text.split()])
 
 
 def sparse(text: str) -> tuple[np.ndarray, np.ndarray]:
@@ -92,20 +138,42 @@ class LocalSubmits:
         inputs = job.inputs
         if inputs.texts and inputs.texts[0].startswith(("fail", "hold", "boom")):
             await self._special(job, inputs.texts[0])
-        texts = inputs.texts or [" ".join(map(str, ids)) for ids in inputs.ids]
-        lengths = [len(text.split()) + 2 for text in texts]
-        if not job.params.truncate:
-            for i, length in enumerate(lengths):
-                if length > job.entry.max_tokens:
-                    raise InputTooLong(
-                        f"`inputs[{i}]` has {length} tokens; `{job.entry.id}` reads "
-                        f"{job.entry.max_tokens}",
-                        param=f"inputs[{i}]",
-                    )
-        arrays = getattr(self, f"_{job.task}")(job, texts)
-        labels = LABELS if job.task == "classify" else []
+        given = inputs.texts or inputs.blobs or [" ".join(map(str, ids)) for ids in inputs.ids]
+        lengths = [len(one.split()) + 2 for one in given]
+        failures = {}
+        for i, one in enumerate(given):
+            fault = self._fault(job, one, lengths[i], i)
+            if fault is not None and not job.params.partial:
+                raise fault
+            if fault is not None:
+                failures[i] = Failure.of(fault)
+        well = [one for i, one in enumerate(given) if i not in failures]
+        if not well:
+            raise failures[0].error()
         timing = Timing(queue_s=0.001, load_s=0.0, run_s=0.002)
-        return Answer(Result(arrays, labels), sum(lengths), timing)
+        return Answer(self._result(job, well), sum(lengths), timing, failures)
+
+    def _fault(self, job: Job, one: str | bytes, length: int, i: int) -> InvalidRequest | None:
+        if isinstance(one, bytes):
+            broken = one.endswith(b"broken")
+            param = f"inputs[{i}]"
+            return InvalidRequest("it is broken", param=param, input_index=i) if broken else None
+        if job.params.truncate or length <= job.entry.max_tokens:
+            return None
+        return InputTooLong(
+            f"`inputs[{i}]` has {length} tokens; `{job.entry.id}` reads {job.entry.max_tokens}",
+            param=f"inputs[{i}]",
+            input_index=i,
+        )
+
+    def _result(self, job: Job, well: list) -> Result:
+        if job.task in ("extract", "transcribe"):
+            wanted = job.params.outputs or ["transcript"]
+            return Result(records=[pack(record(one, wanted, job.params)) for one in well])
+        labels = []
+        if job.task == "classify":
+            labels = ["safe", "attack", "odd"] if job.entry.id == "guard" else LABELS
+        return Result(getattr(self, f"_{job.task}")(job, well), labels)
 
     async def _special(self, job: Job, text: str) -> None:
         if text.startswith("fail:"):
@@ -125,7 +193,16 @@ class LocalSubmits:
         prompt = job.entry.prompts[job.params.prompt] if job.params.prompt else ""
         if "dense" in job.params.outputs:
             dim = job.params.dimensions or DIM
-            arrays["dense"] = Array.of(np.stack([vector(prompt + text, dim) for text in texts]))
+            given = [one if isinstance(one, bytes) else prompt + one for one in texts]
+            block = np.stack([vector(one, dim) for one in given])
+            if job.params.dtype != "float32":
+                block = (block * 100).astype(job.params.dtype)
+            arrays["dense"] = Array.of(block)
+        if "multivector" in job.params.outputs:
+            rows = [token_vectors(text) for text in texts]
+            counts = np.array([len(row) for row in rows], np.uint32)
+            arrays["multivector_counts"] = Array.of(counts)
+            arrays["multivector"] = Array.of(np.concatenate(rows))
         if "sparse" in job.params.outputs:
             pairs = [sparse(prompt + text) for text in texts]
             counts = np.array([len(indices) for indices, _ in pairs], np.uint32)
@@ -142,7 +219,9 @@ class LocalSubmits:
         return {"scores": Array.of(scores), "logits": Array.of(logits)}
 
     def _classify(self, job: Job, texts: list[str]) -> dict[str, Array]:
-        firsts = job.inputs.firsts or [""] * len(texts)
-        rows = [np.abs(vector(a + b, 3)) for a, b in zip(firsts, texts, strict=True)]
-        scores = np.stack([row / row.sum() for row in rows]).astype(np.float32)
-        return {"scores": Array.of(scores)}
+        firsts = job.inputs.firsts
+        whole = [a + b for a, b in zip(firsts, texts, strict=True)] if firsts else texts
+        logits = np.stack([vector(one, 3) for one in whole]) * 4
+        powers = np.exp(logits)
+        scores = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+        return {"scores": Array.of(scores), "logits": Array.of(logits.astype(np.float32))}

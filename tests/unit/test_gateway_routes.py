@@ -14,7 +14,7 @@ import pytest
 
 from shoal.core.lanes import DEFAULT_LANES, parse_lanes
 from shoal.errors import Bug, InvalidRequest
-from shoal.gateway import native, openai, rerank
+from shoal.gateway import classify, native, openai, rerank
 from shoal.gateway.ask import ask
 from shoal.gateway.forms import JSON, MSGPACK
 from shoal.gateway.jobs import Answer
@@ -82,10 +82,10 @@ def test_rerank_has_the_shapes_of_cohere_and_jina():
 
 def test_classify_sorts_labels_by_score():
     """Each input has its best label and all labels, best first, with short decimals."""
-    body = native.ClassifyRequest("colours", ["a", "b"])
-    job = native.classify_job(body, asked())
+    body = classify.ClassifyRequest("colours", ["a", "b"])
+    job = classify.classify_job(body, asked())
     scores = np.array([[0.1, 0.7, 0.2], [0.4, 0.3, 0.3]], np.float32)
-    made = native.classify_answer(body, job, answer(["x", "y", "z"], scores=scores), JSON)
+    made = classify.classify_answer(body, job, answer(["x", "y", "z"], scores=scores), JSON)
     assert [one.label for one in made.results] == ["y", "x"]
     assert [(c.label, c.score) for c in made.results[0].scores] == [
         ("y", 0.7),
@@ -96,16 +96,16 @@ def test_classify_sorts_labels_by_score():
 
 def test_classify_without_labels_is_a_bug():
     """Scores that do not fit the labels are never guessed at."""
-    body = native.ClassifyRequest("colours", ["a"])
-    job = native.classify_job(body, asked())
+    body = classify.ClassifyRequest("colours", ["a"])
+    job = classify.classify_job(body, asked())
     with pytest.raises(Bug):
-        native.classify_answer(body, job, answer(["x"], scores=np.ones((1, 3), np.float32)), JSON)
+        classify.classify_answer(body, job, answer(["x"], scores=np.ones((1, 3), np.float32)), JSON)
 
 
 def test_classify_takes_pairs():
     """Pairs become firsts and texts, in order."""
-    body = native.ClassifyRequest("pairs", [("a", "b"), ("c", "d")])
-    job = native.classify_job(body, asked())
+    body = classify.ClassifyRequest("pairs", [("a", "b"), ("c", "d")])
+    job = classify.classify_job(body, asked())
     assert (job.inputs.firsts, job.inputs.texts) == (["a", "c"], ["b", "d"])
 
 
@@ -181,7 +181,12 @@ def test_models_name_only_the_endpoints_that_serve_them():
     served = {e.id: openai.model_card(CATALOG, e.id, {}).endpoints for e in CATALOG.entries}
     assert served["sparse"] == ["/v1/encode"]
     assert served["org/both"] == ["/v1/embeddings", "/v1/encode"]
-    assert served["colours"] == ["/v1/classify"]
+    assert served["colours"] == ["/v1/classify", "/v1/moderations"]
+    assert served["pairs"] == ["/v1/classify"]
+    assert served["pictures"] == [
+        *("/v1/embeddings", "/v1/encode", "/v1/classify", "/v1/moderations")
+    ]
+    assert served["sounds"] == ["/v1/audio/transcriptions", "/v1/extract"]
 
 
 def test_openapi_is_valid_and_complete():
@@ -194,8 +199,8 @@ def test_openapi_is_valid_and_complete():
 def test_openapi_examples_can_be_read():
     """Every example is accepted by the struct that its route decodes."""
     for route in TASKS:
-        route.reader.read(JSON.encode(dict(route.example)), JSON)
-        route.reader.read(MSGPACK.encode(dict(route.example)), MSGPACK)
+        body = route.reader.read(JSON.encode(dict(route.example)), JSON)
+        assert route.reader.read(MSGPACK.encode(body), MSGPACK) == body
 
 
 def test_openapi_schemas_describe_the_answers():

@@ -34,12 +34,15 @@ from shoal.errors import (
 )
 from shoal.gateway.ask import Ask, ask, request_id
 from shoal.gateway.failures import Shape, error_body, error_headers
-from shoal.gateway.forms import sent_form
+from shoal.gateway.files import File
+from shoal.gateway.forms import MSGPACK
 from shoal.gateway.idempotency import HEADER, Idempotency, once
-from shoal.gateway.jobs import Job, Submits
+from shoal.gateway.jobs import Job, Submits, in_request, place_in_request
 from shoal.gateway.pages import Pages, Response
+from shoal.gateway.respond import Text
 from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
 from shoal.gateway.traffic import Traffic
+from shoal.gateway.uploads import reading
 from shoal.gateway.visit import LEFT, SHORT_WAY, Attendant, Receive, Scope, Send, Visit
 from shoal.settings import GatewaySettings
 from shoal.wire.envelope import Timing
@@ -111,6 +114,7 @@ class App:
         short_way = scope.pop(SHORT_WAY, None)  # it refers to the scope: left there, a circle
         visit = Visit(headers, request_id(headers.get(b"x-request-id")), receive, send, short_way)
         path: str = scope["path"]
+        visit.query = scope["query_string"]
         route = self._route(path)
         self._attendant.enter(visit)
         scope[LEFT] = visit.left
@@ -171,12 +175,15 @@ class App:
     async def _task(self, visit: Visit, route: TaskRoute) -> Response:
         if self._attendant.overfull:
             raise QueueFull(f"{self._settings.max_open_requests} requests are being answered")
-        form = sent_form(visit.headers.get(b"content-type"))
+        kind = visit.headers.get(b"content-type")
+        read = reading(kind, visit.query, route.reader, route.file)
         body = await visit.body(self._settings.max_body_bytes, self._attendant)
-        request = route.reader.read(body, form)
+        request = read(body)
         job = route.job(request, self._ask(visit))
         key = visit.headers.get(b"idempotency-key")
         if key is not None:
+            if visit.query or (kind and kind.startswith(b"multipart")):
+                body = MSGPACK.encode(request)  # with the query; a form has a boundary by chance
             return await self._once(visit, route, key, body, request, job)
         return await self._run(visit, route, request, job)
 
@@ -208,16 +215,16 @@ class App:
         try:
             answer = await self._submits.run(job)
         except CallerError as error:
+            place_in_request(job, error)
             raise _renamed(error, route, request) from error
-        content = visit.form.encode(route.answer(request, job, answer, visit.form))
+        made = route.answer(request, job, in_request(job, answer), visit.form)
         inputs = job.inputs
-        self._traffic.add_work(route.name, len(inputs.texts) or len(inputs.ids), answer.tokens)
-        return Response(
-            200,
-            visit.form.content_type,
-            content,
-            [(b"server-timing", _server_timing(answer.timing))],
-        )
+        n_inputs = len(inputs.texts) or len(inputs.ids) or len(inputs.blobs)
+        self._traffic.add_work(route.name, n_inputs, answer.tokens)
+        timing = [(b"server-timing", _server_timing(answer.timing))]
+        if isinstance(made, Text):
+            return Response(200, made.content_type, made.body.encode(), timing)
+        return Response(200, visit.form.content_type, visit.form.encode(made), timing)
 
     def _ask(self, visit: Visit) -> Ask:
         return ask(visit.headers, visit.id, self._catalog(), self._settings, self._lanes)
@@ -250,7 +257,7 @@ def _renamed(error: CallerError, route: TaskRoute, request: msgspec.Struct) -> C
     value: Any = getattr(request, field)
     if value is None:  # /v1/score has two names for its texts
         field = "documents"
-    name = field if isinstance(value, str) else field + match[1]
+    name = field if isinstance(value, str | File) else field + match[1]
     message = error.message.replace(f"`{param}`", f"`{name}`")
     return type(error)(message, param=name, retry_after_s=error.retry_after_s)
 

@@ -24,7 +24,7 @@ from shoal.core.types import Lane, Task
 from shoal.errors import InputTooLong, InvalidRequest
 from shoal.gateway.jobs import Job
 from shoal.settings import GatewaySettings
-from shoal.wire.envelope import Inputs, Params
+from shoal.wire.envelope import Failure, Inputs, Params
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -42,7 +42,9 @@ ModelName = Annotated[
 ENDPOINTS: Final[Mapping[Task, tuple[str, ...]]] = {
     "encode": ("/v1/embeddings", "/v1/encode"),
     "score": ("/v1/score", "/v1/rerank"),
-    "classify": ("/v1/classify",),
+    "classify": ("/v1/classify", "/v1/moderations"),
+    "extract": ("/v1/extract",),
+    "transcribe": ("/v1/audio/transcriptions",),
 }
 
 
@@ -64,9 +66,17 @@ def request_id(header: bytes | None) -> str:
 def endpoints(entry: Entry) -> list[str]:
     """The task routes that a model serves."""
     paths = [path for task in entry.tasks for path in ENDPOINTS[task]]
-    if "dense" not in entry.outputs and "/v1/embeddings" in paths:
-        paths.remove("/v1/embeddings")
+    if "dense" not in entry.outputs:
+        paths = [path for path in paths if path != "/v1/embeddings"]
+    if takes_pairs(entry):
+        paths = [path for path in paths if path != "/v1/moderations"]
     return paths
+
+
+def takes_pairs(entry: Entry) -> bool:
+    """Whether the entry classifies pairs of texts, and nothing else."""
+    head = entry.heads.get("classify")
+    return head is not None and head.kind == "pair"
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -94,7 +104,14 @@ class Ask(msgspec.Struct, frozen=True):
             )
         return entry
 
-    def job(self, task: Task, entry: Entry, inputs: Inputs, params: Params) -> Job:
+    def job(
+        self,
+        task: Task,
+        entry: Entry,
+        inputs: Inputs,
+        params: Params,
+        refused: dict[int, Failure] | None = None,
+    ) -> Job:
         """The job of this request. Raises `InvalidRequest` where the model lacks the prompt."""
         if params.prompt is not None and params.prompt not in entry.prompts:
             known = ", ".join(entry.prompts) or "it has none"
@@ -112,6 +129,7 @@ class Ask(msgspec.Struct, frozen=True):
             self.deadline_s,
             self.traceparent,
             self.tenant,
+            refused or {},
         )
 
     def texts_or_ids(self, value: TextsOrIds, field: str) -> Inputs:

@@ -6,11 +6,13 @@ Owns both shapes and `Retry-After`. Does not own which error is whose fault (`sh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
 from shoal.errors import CallerError, Overloaded, QueueFull, ShoalError, Unauthorized
+from shoal.wire.envelope import Failure
 
 Shape = Literal["openai", "native"]
 
@@ -38,6 +40,23 @@ class OpenAIError(msgspec.Struct):
     """Body of every answer that is an error."""
 
     error: OpenAIErrorBody
+
+
+class InputError(msgspec.Struct):
+    """Why one input has no answer, while others have theirs."""
+
+    index: int
+    code: str
+    message: str
+    param: str | None
+
+
+def input_errors(failures: Mapping[int, Failure]) -> dict[int, InputError]:
+    """The failures as they stand in an answer, by the input's index."""
+    return {
+        at: InputError(at, failures[at].code, failures[at].message, failures[at].param)
+        for at in sorted(failures)
+    }
 
 
 def error_body(error: ShoalError, shape: Shape, request_id: str) -> NativeError | OpenAIError:

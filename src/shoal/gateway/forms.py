@@ -7,7 +7,7 @@ names the field. Does not own what the fields mean (the routes) or floats (`resp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -98,12 +98,21 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Reader(Generic[S]):
-    """Reads bodies of one struct in either form."""
+    """Reads bodies of one struct in either form. `lists` names the fields that hold lists only."""
 
     def __init__(self, kind: type[S]) -> None:
         self.kind = kind
+        fields = msgspec.structs.fields(kind)
+        self.lists = frozenset(field.encode_name for field in fields if _is_list(field.type))
         self._json = msgspec.json.Decoder(kind)
         self._msgpack = msgspec.msgpack.Decoder(kind)
+
+    def convert(self, fields: Mapping[str, Any]) -> S:
+        """The struct of named values, of which numbers may be texts. Raises as `read`."""
+        try:
+            return msgspec.convert(fields, self.kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise _wrong_field(str(error), self.kind) from error
 
     def read(self, body: bytes, form: Form) -> S:
         """The struct that `body` holds. Raises `InvalidRequest` that names the field."""
@@ -118,6 +127,14 @@ class Reader(Generic[S]):
             raise InvalidRequest(f"the body is not valid {form.name}: {_short(what)}") from error
         except RecursionError as error:
             raise InvalidRequest("the body is nested too deeply") from error
+
+
+def _is_list(annotation: Any) -> bool:
+    schema = msgspec.json.schema(annotation)
+    return {one.get("type") for one in schema.get("anyOf", [schema])} in (
+        {"array"},
+        {"array", "null"},
+    )
 
 
 def _wrong_field(complaint: str, kind: type[msgspec.Struct]) -> InvalidRequest:
@@ -153,7 +170,7 @@ def _fields_at(kind: type[msgspec.Struct], place: str) -> list[str]:
 def _choices(kind: type[msgspec.Struct], place: str) -> str:
     """`; one of ...` for a field that takes one of a few strings."""
     for field in msgspec.structs.fields(kind):
-        if field.encode_name == place.partition("[")[0]:
+        if place == field.encode_name or place.startswith(f"{field.encode_name}["):
             choices = _enums(msgspec.json.schema(field.type))
             return f"; one of {', '.join(choices)}" if choices else ""
     return ""

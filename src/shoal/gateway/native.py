@@ -1,18 +1,20 @@
-"""The native routes: `/v1/encode`, `/v1/score`, `/v1/classify`.
+"""The native routes of numbers: `/v1/encode`, `/v1/score`.
 
-Owns their fields and answers. Does not own checks that all routes share (`ask`).
+Owns their fields and answers. Does not own checks that all routes share (`ask`, `files`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shoal.catalog.schema import Entry
-from shoal.errors import Bug, InvalidRequest
-from shoal.gateway.ask import Ask, ModelName, TextsOrIds
+from shoal.errors import InvalidRequest
+from shoal.gateway.ask import Ask, ModelName, TokenId
+from shoal.gateway.failures import InputError, input_errors
+from shoal.gateway.files import File, inputs_of
 from shoal.gateway.forms import Form
 from shoal.gateway.jobs import Answer, Job
 from shoal.gateway.openai import (
@@ -25,18 +27,25 @@ from shoal.gateway.openai import (
     check_dimensions,
 )
 from shoal.gateway.rerank import Document, document_texts
-from shoal.gateway.respond import array_of, floats, numbers, sparse_rows
-from shoal.wire.envelope import Inputs, Params, Result
+from shoal.gateway.respond import array_of, in_places, numbers, sparse_rows, token_rows
+from shoal.wire.arrays import Array
+from shoal.wire.envelope import Inputs, Params
 
-OutputName = Literal["dense", "sparse"]
+OutputName = Literal["dense", "sparse", "multivector"]
+_VECTOR = {"type": "array", "items": {"type": "number"}}
 Matrix = Annotated[
     Any,
     Meta(
-        description="One vector per input; in MessagePack one block: {dtype, shape, data}.",
-        extra_json_schema={
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "number"}},
-        },
+        description="One vector per input, null for one that failed; in MessagePack one block: "
+        "{dtype, shape, data}, or a list of a block or null per input where one failed.",
+        extra_json_schema={"type": "array", "items": {"anyOf": [_VECTOR, {"type": "null"}]}},
+    ),
+]
+TokenVectors = Annotated[
+    Any,
+    Meta(
+        description="The vectors of one input's tokens; in MessagePack one block.",
+        extra_json_schema={"type": "array", "items": _VECTOR},
     ),
 ]
 
@@ -46,8 +55,11 @@ class EncodeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     model: ModelName
     inputs: Annotated[
-        TextsOrIds,
-        Meta(description="A text, a list of texts, token ids, or a list of lists of token ids."),
+        str | list[str | TokenId | list[TokenId] | File] | File,
+        Meta(
+            description="A text, a list of texts, token ids, a list of lists of token ids, a file, "
+            "or a list of files."
+        ),
     ]
     outputs: Annotated[
         list[OutputName] | None,
@@ -57,6 +69,13 @@ class EncodeRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncate: Truncate = False
     dimensions: Dimensions | None = None
     normalize: Normalize | None = None
+    dtype: Annotated[
+        Literal["float32", "float16", "int8", "binary"],
+        Meta(
+            description="Of dense vectors and token vectors; `binary` is a bit for each dimension, "
+            "eight to a uint8."
+        ),
+    ] = "float32"
 
 
 class Sparse(msgspec.Struct):
@@ -72,17 +91,23 @@ class EncodeResponse(msgspec.Struct, omit_defaults=True):
     model: str
     usage: Usage
     dense: Matrix | None = None
-    sparse: list[Sparse] | None = None
+    sparse: list[Sparse | None] | None = None
+    multivector: list[TokenVectors | None] | None = None
+    errors: Annotated[
+        list[InputError], Meta(description="Inputs that failed; not there when none did.")
+    ] = []
 
 
 def encode_job(body: EncodeRequest, ask: Ask) -> Job:
     """The job that a request asks for."""
     entry = ask.entry(body.model, "encode")
-    inputs = ask.texts_or_ids(body.inputs, "inputs")
+    inputs, refused = inputs_of(ask, entry, body.inputs, "inputs")
     outputs = _outputs(entry, body.outputs)
     for name in ("dimensions", "normalize"):
         if getattr(body, name) is not None and "dense" not in outputs:
             raise InvalidRequest(f"`{name}` is for dense vectors, and none are asked", param=name)
+    if body.dtype != "float32" and outputs == ["sparse"]:
+        raise InvalidRequest("`dtype` is for dense vectors and token vectors", param="dtype")
     if body.dimensions is not None:
         check_dimensions(entry, body.dimensions)
     params = Params(
@@ -91,8 +116,10 @@ def encode_job(body: EncodeRequest, ask: Ask) -> Job:
         truncate=body.truncate,
         dimensions=body.dimensions,
         normalize=body.normalize,
+        dtype=body.dtype,
+        partial=isinstance(body.inputs, list),
     )
-    return ask.job("encode", entry, inputs, params)
+    return ask.job("encode", entry, inputs, params, refused)
 
 
 def _outputs(entry: Entry, wanted: list[OutputName] | None) -> list[str]:
@@ -112,14 +139,22 @@ def _outputs(entry: Entry, wanted: list[OutputName] | None) -> list[str]:
 def encode_answer(body: EncodeRequest, job: Job, answer: Answer, form: Form) -> EncodeResponse:
     """The vectors, as blocks in MessagePack."""
     del body  # the job has its meaning
+    result, failed = answer.result, answer.failures
     response = EncodeResponse(job.entry.id, Usage(answer.tokens, answer.tokens))
     if "dense" in job.params.outputs:
-        response.dense = numbers(array_of(answer.result, "dense"), form)
+        block = array_of(result, "dense")
+        if failed:
+            rows = [Array(block.dtype, block.shape[1:], row) for row in block.rows()]
+            response.dense = in_places([numbers(row, form) for row in rows], failed)
+        else:
+            response.dense = numbers(block, form)
     if "sparse" in job.params.outputs:
-        response.sparse = [
-            Sparse(numbers(indices, form), numbers(values, form))
-            for indices, values in sparse_rows(answer.result)
-        ]
+        pairs = [Sparse(numbers(i, form), numbers(v, form)) for i, v in sparse_rows(result)]
+        response.sparse = in_places(pairs, failed)
+    if "multivector" in job.params.outputs:
+        blocks = [numbers(block, form) for block in token_rows(result)]
+        response.multivector = in_places(blocks, failed)
+    response.errors = list(input_errors(failed).values())
     return response
 
 
@@ -173,95 +208,3 @@ def score_answer(body: ScoreRequest, job: Job, answer: Answer, form: Form) -> Sc
     if "logits" in arrays:
         response.logits = numbers(arrays["logits"], form)
     return response
-
-
-class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of POST /v1/classify."""
-
-    model: ModelName
-    inputs: Annotated[
-        str | list[str | tuple[str, str]],
-        Meta(description="A text, or a list of texts, or a list of pairs of texts."),
-    ]
-    truncate: Truncate = False
-
-
-class Class(msgspec.Struct):
-    """A label and its probability."""
-
-    label: str
-    score: float
-
-
-class Classified(msgspec.Struct):
-    """One input's best label, and all labels, best first."""
-
-    label: str
-    scores: list[Class]
-
-
-class ClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/classify, in the order of the inputs."""
-
-    model: str
-    usage: Usage
-    results: list[Classified]
-
-
-def classify_job(body: ClassifyRequest, ask: Ask) -> Job:
-    """The job that a request asks for."""
-    entry = ask.entry(body.model, "classify")
-    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    pairs = bool(given) and not isinstance(given[0], str)
-    for i, one in enumerate(given):
-        if isinstance(one, str) is pairs:
-            raise InvalidRequest(
-                f"`inputs[{i}]` is of another kind than the entries before it; send texts or "
-                "pairs, not a mixture",
-                param=f"inputs[{i}]",
-            )
-    _check_head(entry, pairs=pairs)
-    if not pairs:
-        field = "inputs"
-        if isinstance(body.inputs, str):
-            inputs = Inputs(texts=[ask.text(body.inputs, field)])
-        else:
-            inputs = Inputs(texts=ask.texts(given, field))
-    else:
-        inputs = _pairs(cast("list[tuple[str, str]]", given), ask)
-    return ask.job("classify", entry, inputs, Params(truncate=body.truncate))
-
-
-def _pairs(given: list[tuple[str, str]], ask: Ask) -> Inputs:
-    ask.count(given, "inputs")
-    for i, pair in enumerate(given):
-        for j, text in enumerate(pair):
-            ask.text(text, f"inputs[{i}][{j}]")
-    return Inputs(texts=[second for _, second in given], firsts=[first for first, _ in given])
-
-
-def _check_head(entry: Entry, *, pairs: bool) -> None:
-    """A head says whether it reads one text or two; a joint classifier takes what it is given."""
-    head = entry.heads.get("classify")
-    if head is not None and (head.kind == "pair") is not pairs:
-        wants = "pairs of texts: [[first, second], ...]" if head.kind == "pair" else "single texts"
-        raise InvalidRequest(f"model `{entry.id}` classifies {wants}", param="inputs")
-
-
-def classify_answer(
-    body: ClassifyRequest, job: Job, answer: Answer, form: Form
-) -> ClassifyResponse:
-    """Every input's labels, best first."""
-    del body, form
-    results = [Classified(classes[0].label, classes) for classes in _classes(answer.result)]
-    return ClassifyResponse(job.entry.id, Usage(answer.tokens, answer.tokens), results)
-
-
-def _classes(result: Result) -> list[list[Class]]:
-    labels = result.labels
-    rows = floats(array_of(result, "scores"))
-    if any(len(row) != len(labels) for row in rows) or not labels:
-        raise Bug(f"{len(labels)} labels for rows of {[len(row) for row in rows[:3]]} scores")
-    return [
-        sorted(map(Class, labels, row), key=lambda one: one.score, reverse=True) for row in rows
-    ]

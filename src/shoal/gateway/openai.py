@@ -17,6 +17,7 @@ from shoal.catalog.snapshot import Snapshot
 from shoal.core.types import Task
 from shoal.errors import InvalidRequest
 from shoal.gateway.ask import Ask, ModelName, TextsOrIds, endpoints
+from shoal.gateway.files import all_inputs_of
 from shoal.gateway.forms import Form
 from shoal.gateway.jobs import Answer, Job
 from shoal.gateway.respond import base64, dense_rows, numbers
@@ -52,7 +53,10 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelName
     input: Annotated[
         TextsOrIds,
-        Meta(description="A text, a list of texts, token ids, or a list of lists of token ids."),
+        Meta(
+            description="A text, a list of texts, token ids, or a list of lists of token ids; for "
+            "a model that takes images, `data:` URIs."
+        ),
     ]
     encoding_format: Annotated[
         Literal["float", "base64"],
@@ -100,7 +104,7 @@ class EmbeddingsResponse(msgspec.Struct, kw_only=True):
 def embeddings_job(body: EmbeddingsRequest, ask: Ask) -> Job:
     """The job that a request asks for."""
     entry = ask.entry(body.model, "encode")
-    inputs = ask.texts_or_ids(body.input, "input")
+    inputs = all_inputs_of(ask, entry, body.input, "input")
     check_dimensions(entry, body.dimensions)
     params = Params(
         outputs=["dense"],

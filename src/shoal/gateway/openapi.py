@@ -15,6 +15,7 @@ from shoal import __version__
 from shoal.core.lanes import LaneRule
 from shoal.gateway.failures import NativeError, OpenAIError, Shape
 from shoal.gateway.routes import PageRoute, TaskRoute
+from shoal.gateway.uploads import MULTIPART, RAW_TYPES
 
 _TYPES = ("application/json", "application/msgpack")
 _FAILURES = {
@@ -22,7 +23,7 @@ _FAILURES = {
     "404": "No such model; the message has near names.",
     "408": "The body did not arrive in time.",
     "413": "The body is over the limit.",
-    "415": "The body is neither JSON nor MessagePack.",
+    "415": "The body is neither JSON nor MessagePack, nor a file where one is taken.",
     "422": "The `Idempotency-Key` was sent with another request before.",
     "429": "The queue is full, or the answer could not be in time; `Retry-After` says when to try "
     "again.",
@@ -54,7 +55,9 @@ def document(
             "title": "Shoal",
             "version": __version__,
             "description": "Small models behind one shared queue. Every task route takes and "
-            "gives JSON or MessagePack, by `Content-Type` and `Accept`.",
+            "gives JSON or MessagePack, by `Content-Type` and `Accept`. Where files are taken, the "
+            "body may be the file itself, with the other fields in the query, or a form; a field "
+            "that holds a list may come several times, or once with commas.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -136,7 +139,7 @@ _HEADERS: dict[str, Any] = {
 def _task(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
     body = {"schema": refs[route.reader.kind], "example": dict(route.example)}
     answer = {"schema": refs[route.response]}
-    return {
+    operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
         "tags": ["tasks"],
@@ -148,11 +151,44 @@ def _task(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
             "200": {
                 "description": "The answer.",
                 "headers": _header_refs("RequestId", "ServerTiming", "Replayed"),
-                "content": _in_both(answer),
+                "content": _in_both(answer)
+                | {name: {"schema": {"type": "string"}} for name in route.texts},
             },
             **_failures(_FAILURES, route.shape, refs),
         },
     }
+    if route.file is not None:
+        operation["parameters"] += _query(route)
+        operation["requestBody"]["content"] |= {name: {} for name in RAW_TYPES}
+        operation["requestBody"]["content"][MULTIPART] = {"schema": _form(route)}
+    return operation
+
+
+def _query(route: TaskRoute) -> list[dict[str, Any]]:
+    """The fields beside a body that is a file; the names of headers are those of all bodies."""
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "description": "Where the body is a file: as the field of that name.",
+            "schema": {"type": "array", "items": {"type": "string"}}
+            if name in route.reader.lists
+            else {"type": "string"},
+        }
+        for name in _names(route)
+        if name != route.file
+    ]
+
+
+def _form(route: TaskRoute) -> dict[str, Any]:
+    """A form of the same fields; the file has a part of its own."""
+    text = {"type": "string"}
+    fields = {name: text for name in _names(route) if name != route.file}
+    return {"type": "object", "properties": {route.file: {**text, "format": "binary"}, **fields}}
+
+
+def _names(route: TaskRoute) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(route.reader.kind)]
 
 
 def _page(route: PageRoute, refs: dict[Any, Any]) -> dict[str, Any]:

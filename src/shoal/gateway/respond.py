@@ -8,9 +8,10 @@ which needs neither. Does not own the shape of any answer (the routes).
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +19,22 @@ from shoal.errors import Bug
 from shoal.gateway.forms import JSON, Form
 from shoal.wire.arrays import Array
 from shoal.wire.envelope import Result
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An answer that is neither JSON nor MessagePack."""
+
+    content_type: bytes
+    body: str
+
+
+def in_places(rows: Sequence[T], failed: Collection[int]) -> list[T | None]:
+    """Rows of the inputs that are well, each in its input's place, None in that of the others."""
+    left = iter(rows)
+    return [None if at in failed else next(left) for at in range(len(rows) + len(failed))]
 
 
 def numbers(array: Array, form: Form) -> Any:
@@ -57,6 +74,19 @@ def dense_rows(result: Result) -> list[bytes]:
     if dense.dtype != "float32" or len(dense.shape) != 2:
         raise Bug(f"dense vectors came as {dense.dtype}{dense.shape}")
     return dense.rows()
+
+
+def token_rows(result: Result) -> list[Array]:
+    """The token vectors of each input: [tokens, d]."""
+    block = array_of(result, "multivector")
+    counts = memoryview(array_of(result, "multivector_counts").data).cast("I")
+    if len(block.shape) != 2 or sum(counts) != block.shape[0]:
+        raise Bug(f"token vectors came as {block.dtype}{block.shape} for {sum(counts)} tokens")
+    step = len(block.data) // block.shape[0] if block.shape[0] else 0
+    return [
+        Array(block.dtype, [end - start, block.shape[1]], block.data[start * step : end * step])
+        for start, end in pairwise(accumulate(counts, initial=0))
+    ]
 
 
 def sparse_rows(result: Result) -> Iterator[tuple[Array, Array]]:

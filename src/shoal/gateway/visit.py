@@ -66,6 +66,7 @@ class Visit:
         "id",
         "in_bytes",
         "over",
+        "query",
         "receive",
         "send",
         "short_way",
@@ -88,6 +89,7 @@ class Visit:
         self.receive = receive
         self.send = send
         self.short_way = short_way
+        self.query = b""
         self.form: Form = wanted_form(headers.get(b"accept"))
         self.started_s = clock.monotonic()
         self.in_bytes = 0
