@@ -45,6 +45,7 @@ def model_spec(entry: Entry, cache_dir: Path, on_progress: OnProgress = untold) 
         extracts=list(entry.extracts),
         labels=list(entry.labels),
         allow_pickle=entry.allow_pickle,
+        scorer=entry.scorer,
     )
 
 
