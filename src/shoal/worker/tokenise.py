@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -70,20 +71,26 @@ class Tokeniser:
     def __init__(self, path: Path, max_tokens: int, *, bare: bool = False) -> None:
         try:
             self._whole = Tokenizer.from_file(str(path))
-            self._cutting = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for every bad file
             raise ModelUnavailable(f"{path} is no tokenizer: {error}") from error
         self.max_tokens = max_tokens
         self._whole.no_truncation()
         self._whole.no_padding()
-        self._cutting.no_padding()
-        self._cutting.enable_truncation(max_tokens)
+        self._path = path
         self.vocabulary = self._whole.get_vocab_size(with_added_tokens=True)
         self.id_bytes = 2 if self.vocabulary <= _U16_VOCABULARY else 4
         self._specials = not bare
         self._dropped: int | None = None
         if bare and (unknown := getattr(self._whole.model, "unk_token", None)) is not None:
             self._dropped = self._whole.token_to_id(unknown)
+
+    @cached_property
+    def _cutting(self) -> Tokenizer:
+        """The same with truncation; a second one, read when it is needed: some are large."""
+        cutting = Tokenizer.from_file(str(self._path))
+        cutting.no_padding()
+        cutting.enable_truncation(self.max_tokens)
+        return cutting
 
     def whole(self, text: str) -> Any:
         """The library's encoding of all of a text, however long."""
