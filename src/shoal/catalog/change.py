@@ -148,15 +148,22 @@ def refusals(changes: Changes, others: Iterable[Entry] = ()) -> list[str]:
         for entry in after
         for finding in sense(entry)
     ]
+    gone = {entry.id for entry in changes.removed}
+    names = clashes([*(entry for entry in others if entry.id not in gone), *after])
+    return [*reasons, *not_live(changes), *names.values()]
+
+
+def not_live(changes: Changes) -> list[str]:
+    """Why changes need another revision: requests are answered under the present one."""
+    reasons: list[str] = []
     for pair in changes.changed:
         bound = [field.name for field in pair.fields if field.name not in LIVE_FIELDS]
         if bound and pair.before.revision == pair.after.revision:
             reasons.append(
                 f"model `{pair.after.id}`: a change of {', '.join(bound)} needs another "
-                f"`revision` than `{pair.before.revision}`, under which others are being answered"
+                f"`revision` than `{pair.before.revision}`, which is being served"
             )
-    beside = [entry for entry in others if entry.id not in {e.id for e in changes.removed}]
-    return reasons + list(clashes([*beside, *after]).values())
+    return reasons
 
 
 def clashes(entries: Iterable[Entry]) -> dict[str, str]:
