@@ -20,6 +20,7 @@ from shoal.gateway.ask import ask, request_id
 from shoal.gateway.failures import error_body
 from shoal.gateway.forms import JSON, MSGPACK, sent_form, wanted_form
 from shoal.gateway.routes import TASKS
+from shoal.gateway.uploads import reading
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings
 from shoal.worker.costs import CostBook
 from tests.support.local_submits import CATALOG
@@ -51,25 +52,48 @@ BODIES = {
     "classify": [
         {"model": "colours", "inputs": ["a", "b"]},
         {"model": "pairs", "inputs": [["a", "b"]]},
+        {"model": "files", "inputs": [{"data": "AAAA"}], "multi_label": True, "threshold": 0.1},
+    ],
+    "extract": [
+        {"model": "names", "inputs": ["a"], "labels": ["odd"], "threshold": 0.5},
+        {"model": "pages", "inputs": {"data": "JVBERi0xLjcK"}, "outputs": ["text", "layout"]},
+        {"model": "pages", "inputs": "data:application/pdf;base64,JVBERi0xLjcK"},
+    ],
+    "moderations": [
+        {"model": "guard", "input": ["a", "b"]},
+        {"input": [{"type": "text", "text": "a"}]},
+    ],
+    "transcriptions": [
+        {
+            "model": "sounds",
+            "file": {"data": "UklGRiQAAABXQVZF"},
+            "language": "en",
+            "response_format": "srt",
+            "timestamp_granularities[]": ["segment"],
+        }
     ],
 }
 
 
-def refusal(route, body, form):
-    """Reads a body and makes its job, as the app does; the caller's error, if that is the end."""
+def refusal(route, body, form, query=b""):
+    """Reads a body and makes its job, as the app does; the caller's error, if that is the end.
+
+    form: JSON, MessagePack, or the type of a body that is a file.
+    """
     try:
-        request = route.reader.read(body, form)
+        kind = form if isinstance(form, bytes) else form.content_type
+        request = reading(kind, query, route.reader, route.file)(body)
         route.job(request, ask({}, "r", CATALOG, LIMITS, LANES))
     except CallerError as error:
         return error
     return None
 
 
-def take(route, body, form):
+def take(route, body, form, query=b""):
     """A refusal must be one that a client can read."""
-    error = refusal(route, body, form)
+    error = refusal(route, body, form, query)
     if error is not None:
-        assert error.http_status in (400, 404)
+        assert error.http_status in (400, 404, 415)
         assert len(error.message) < 2000
         for shape in ("openai", "native"):
             told = error_body(error, shape, "r")
@@ -90,6 +114,26 @@ def test_fuzz_body_becomes_a_job_or_a_400(route, data):
     take(route, msgspec.msgpack.encode(value), MSGPACK)
     binary = data.draw(values(good, [*NASTY, *BINARY]))
     take(route, msgspec.msgpack.encode(binary), MSGPACK)
+
+
+FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nsounds\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
+    b"Content-Type: audio/wav\r\n\r\nRIFF\x24\0\0\0WAVE\r\n--x--\r\n"
+)
+FILES = [route for route in TASKS if route.file is not None]
+
+
+@FUZZ
+@given(data=st.data())
+def test_fuzz_form_or_query_becomes_a_job_or_a_400(data):
+    """Damaged forms, queries and types, with any bytes as the file, on every route with files."""
+    route = data.draw(st.sampled_from(FILES))
+    query = data.draw(damaged([b"model=sounds&language=en&outputs=speech", b"model=pages"]))
+    kind, body = data.draw(
+        st.sampled_from([(b"multipart/form-data; boundary=x", FORM), (b"audio/wav", FORM)])
+    )
+    take(route, data.draw(damaged([body])), data.draw(damaged([kind])), query)
 
 
 @pytest.mark.parametrize("route", TASKS, ids=lambda route: route.name)
