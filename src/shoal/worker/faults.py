@@ -81,6 +81,8 @@ class LoadFaults:
             book.pop(entry.key, None)
         if isinstance(error, (RuntimeCrashed, OutOfMemory)):
             error = ModelUnavailable(f"{entry.key} does not load: {error}")
+        elif entry.id not in error.message:
+            error = type(error)(f"{entry.key}: {error.message}")
         error.retry_after_s = pause_s
         self._faults[entry.key] = (error, monotonic() + pause_s)
         return error

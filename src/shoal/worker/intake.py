@@ -78,7 +78,7 @@ class Intake:
         self._cache_dir = cache_dir
         self._on_traits = on_traits
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
-        self._tokenisers: dict[str, Tokeniser] = {}
+        self._tokenisers: dict[str, asyncio.Future[Tokeniser]] = {}
         self._pending: dict[str, list[HeldItem]] = {}
         self._preparing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,9 +96,19 @@ class Intake:
             self.pull(line)
 
     def pull_model(self, entry: Entry) -> None:
-        """Opens the pulls of a model that is loaded, or on its way."""
+        """Opens the pulls of a model that is on its way, and makes its tokenizer ready."""
         for line in self._roster.lines_of(entry.key):
             self.pull(line)
+        if self._pulling:
+            self._spawn(self._make_ready(entry), f"make ready {entry.key}")
+
+    async def _make_ready(self, entry: Entry) -> None:
+        try:
+            traits = await self._traits(entry)
+            if traits.accepts_ids and "text" in entry.inputs:
+                await self._tokeniser(entry)
+        except ShoalError as error:  # the first item that needs it will say so
+            log.debug("%s is not ready: %s", entry.key, error)
 
     def forget(self, entry: Entry) -> None:
         """The model is gone from the catalog, and nothing of it is here."""
@@ -207,14 +217,15 @@ class Intake:
         """
         for last in (*[False] * (START_TRIES - 1), True):
             try:
-                return await self._residency.residents.traits(entry.runtime)
+                return await self._residency.residents.traits(entry)
             except RuntimeCrashed as error:  # the process has its own pause between starts
                 if last:
                     raise ModelUnavailable(f"{entry.key}: {error}") from error
         raise Bug("no try was the last")
 
     async def _tokeniser(self, entry: Entry) -> Tokeniser:
-        if entry.key not in self._tokenisers:
+        making = self._tokenisers.get(entry.key)
+        if making is None:
 
             def make() -> Tokeniser:
                 bare = entry.family == "static"
@@ -222,8 +233,13 @@ class Intake:
                 return Tokeniser(path, entry.max_tokens, bare=bare)
 
             # Not in the pool: it may download, and other models' items must not wait for that.
-            self._tokenisers[entry.key] = await asyncio.to_thread(make)
-        return self._tokenisers[entry.key]
+            making = asyncio.ensure_future(asyncio.to_thread(make))
+            self._tokenisers[entry.key] = making
+        try:
+            return await asyncio.shield(making)
+        except ShoalError:
+            self._tokenisers.pop(entry.key, None)  # it may be there next time
+            raise
 
     async def _body(self, item: HeldItem) -> bytes | ShoalError:
         envelope = item.envelope

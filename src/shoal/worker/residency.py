@@ -45,6 +45,7 @@ LOOK_S = 0.1
 COUNT_ALL_RESIDENT_S = 1.0
 MAX_LOADS_AT_ONCE = 8  # of one model, in a pool
 RETIRED_IDLE_S = 5.0
+PROCESS_IDLE_S = 10.0
 _NO_LEASE_S = 1.0
 
 
@@ -173,6 +174,7 @@ class Residency:
                 by_device.setdefault(action.device, []).append(action)
             await asyncio.gather(*(self._act(group) for group in by_device.values()))
         self._report_unfit(held)
+        await self.residents.end_idle_processes(PROCESS_IDLE_S)
 
     async def _act(self, actions: Iterable[Action]) -> None:
         """What is to be done on one device, in order; nothing is loaded where an eviction fails."""
@@ -248,12 +250,14 @@ class Residency:
             for device in devices
             for key, loaded in device.resident.items()
         ]
-        elsewhere = self._peers.copies()
+        elsewhere, memories = self._peers.copies(), self.memories()
+        most_bytes = max((_most_bytes(memory, copies) for memory in memories), default=0)
         return Held(
-            memories=self.memories(),
+            memories=memories,
             copies=tuple(copies),
             demands=tuple(
-                self._demand_of(entry, elsewhere, now_s) for entry in self._roster.servable()
+                self._demand_of(entry, elsewhere, most_bytes, now_s)
+                for entry in self._roster.servable()
             ),
             loading=tuple((key, device.name) for device in devices for key in device.loading),
             idle_devices=frozenset(d.name for d in devices if not d.in_flight),
@@ -269,8 +273,13 @@ class Residency:
                 expected[name] = expected.get(name, 0) + size_bytes
         return expected
 
-    def _demand_of(self, entry: Entry, elsewhere: dict[str, int], now_s: float) -> Demand:
+    def _demand_of(
+        self, entry: Entry, elsewhere: dict[str, int], most_bytes: int, now_s: float
+    ) -> Demand:
         key, sizes = entry.key, self.residents.sizes
+        size_bytes = sizes.size_bytes(entry)
+        if sizes.is_corrected(entry):  # no guess of ours may rule a model out
+            size_bytes = min(size_bytes, most_bytes)
         retired = key in self._roster.retired
         wished = self._demand.wished(key, now_s)
         pinned = entry.pinned and not retired
@@ -278,7 +287,7 @@ class Residency:
         there = elsewhere.get(key, 0)
         return Demand(
             model=key,
-            size_bytes=sizes.size_bytes(entry),
+            size_bytes=size_bytes,
             load_s=sizes.load_s(entry),
             measured=sizes.measured(entry) is not None,
             waiting=self._waiting(key),
@@ -340,6 +349,12 @@ class Residency:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _most_bytes(memory: Memory, copies: Iterable[Copy]) -> int:
+    """What one model could have if all others left; the processes themselves stay."""
+    evictable_bytes = sum(c.size_bytes for c in copies if c.device in memory.devices)
+    return memory.budget_bytes - max(0, memory.used_bytes - evictable_bytes)
 
 
 async def _nobody() -> None:

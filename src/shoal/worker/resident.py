@@ -166,6 +166,7 @@ class Residents:
         self._load_timeout_s = load_timeout_s
         self._on_change = on_change
         self._times: dict[str, LoadTimes] = {}
+        self._empty_since_s: dict[tuple[str, str], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def device(self, name: str) -> Device:
@@ -197,14 +198,22 @@ class Residents:
         log.error("runtime %s on %s %s and is started anew", runtime, device.name, why)
         await self.process(device, runtime).kill()
 
-    async def traits(self, runtime: str) -> Traits:
-        """What a runtime can do, by its own word. Raises `RuntimeFault`."""
-        process = self.process(self.devices[0], runtime)
-        if process.hello is None:
+    async def traits(self, entry: Entry) -> Traits:
+        """What a model's runtime can do, by its own word. Raises `RuntimeFault`.
+
+        Where it has never run, the process that is to load the model is started.
+        """
+        runtime = entry.runtime
+        known = [d.processes[runtime].hello for d in self.devices if runtime in d.processes]
+        hello = next((hello for hello in known if hello is not None), None)
+        if hello is None:
+            to_hold = [d for d in self.devices if entry.key in {*d.loading, *d.resident}]
+            process = self.process((to_hold or self.devices)[0], runtime)
             await process.connection()
-        if process.hello is None:
+            hello = process.hello
+        if hello is None:
             raise RuntimeFault(f"the {runtime} runtime said no hello")
-        return process.hello.traits
+        return hello.traits
 
     def pids(self) -> list[int]:
         """The runtime processes that run."""
@@ -342,6 +351,19 @@ class Residents:
         log.info("evicted %s from %s: %s", key, device.name, why)
         self._on_change()
         return True
+
+    async def end_idle_processes(self, idle_s: float) -> None:
+        """Ends the processes that have held no model for so long: they hold memory, too."""
+        now_s = monotonic()
+        for device in self.devices:
+            at_work = {loaded.entry.runtime for loaded in device.resident.values()}
+            at_work |= {loading.entry.runtime for loading in device.loading.values()}
+            for runtime, process in device.processes.items():
+                if runtime in at_work or process.pid is None:
+                    self._empty_since_s.pop((device.name, runtime), None)
+                elif now_s - self._empty_since_s.setdefault((device.name, runtime), now_s) > idle_s:
+                    log.info("runtime %s on %s holds no model and ends", runtime, device.name)
+                    await process.rest()
 
     async def stop(self) -> None:
         """Ends every load and every process."""

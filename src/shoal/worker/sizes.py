@@ -65,6 +65,10 @@ class SizeBook:
         size_bytes = seen.size_bytes if seen else entry.memory_mib * _MIB
         return max(size_bytes, self._corrections.get(entry.key, 0))
 
+    def is_corrected(self, entry: Entry) -> bool:
+        """Whether the size is a guess after a load that did not fit."""
+        return entry.key in self._corrections
+
     def load_s(self, entry: Entry) -> float:
         """What a load takes."""
         seen = self.measured(entry)

@@ -42,6 +42,7 @@ class RuntimeProcess:
         self._backoff = Backoff()
         self._not_before_s = 0.0
         self._stopping = False
+        self._resting = False
 
     async def connection(self) -> RuntimeConnection:
         """A connection to the running process, which is started when there is none.
@@ -128,7 +129,7 @@ class RuntimeProcess:
         status = await child.wait()
         connection.close()
         self._connection = None
-        if self._stopping:
+        if self._stopping or self._resting:
             return
         pause_s = self._backoff.after(monotonic() - begun_s, useful=connection.batches > 0)
         self._not_before_s = monotonic() + pause_s
@@ -143,9 +144,21 @@ class RuntimeProcess:
         if self._child is not None:
             await self._child.kill()
 
+    async def rest(self) -> None:
+        """Ends a process that is not needed now; it is started again when it is."""
+        async with self._starting:
+            self._resting = True
+            try:
+                await self._end()
+            finally:
+                self._resting = False
+
     async def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process for good."""
         self._stopping = True
+        await self._end()
+
+    async def _end(self) -> None:
         if self._connection is not None:
             self._connection.close()
         if self._child is not None:
