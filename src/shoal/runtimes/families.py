@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from shoal.runtimes import spacy, whisper
 from shoal.runtimes.files import families as file_families
+from shoal.runtimes.onnx import families as onnx_families
 from shoal.runtimes.torch import families as torch_families
 
 
 def families() -> dict[str, str]:
     """Name -> one line, of every family of every runtime, sorted by name."""
     found: dict[str, str] = {}
-    for about in (file_families.ABOUT, spacy.ABOUT, torch_families.ABOUT, whisper.ABOUT):
+    for about in (
+        onnx_families.ABOUT,
+        file_families.ABOUT,
+        spacy.ABOUT,
+        torch_families.ABOUT,
+        whisper.ABOUT,
+    ):
         found.update(about)
     return dict(sorted(found.items()))

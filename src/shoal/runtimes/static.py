@@ -23,9 +23,6 @@ from shoal.runtimes.sequences import Limits, TokenSequence, end_to_end
 
 Floats = npt.NDArray[np.float32]
 
-FAMILY = "static"
-ABOUT = {FAMILY: "static embeddings (Model2Vec): the mean of a table's rows, no forward pass"}
-
 
 class StaticNetwork:
     """A table of token vectors. Raises `ModelUnavailable` where the file holds none."""

@@ -15,7 +15,6 @@ import numpy as np
 from shoal.core.spelling import did_you_mean
 from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec
-from shoal.runtimes import static
 from shoal.runtimes.bert import (
     WORDS,
     BertShape,
@@ -34,21 +33,17 @@ from shoal.runtimes.checkpoint import SafetensorsFile, read_header
 from shoal.runtimes.encoder import Network
 from shoal.runtimes.heads import Head
 from shoal.runtimes.onnx.cache import cached
+from shoal.runtimes.onnx.families import ABOUT
+from shoal.runtimes.onnx.prepared import place
 from shoal.runtimes.onnx.session import Session
 from shoal.runtimes.pooling import Hidden
 from shoal.runtimes.sequences import Limits, Padded, TokenSequence, pad
+from shoal.runtimes.static import StaticNetwork
 
 # Stands for the code of `graph` in the cache's digest. It is not asked itself, because importing
 # it brings the graph library along, which a process with a warm cache does without.
 GRAPH_VERSION = 1
 _IDS = {"int64": np.int64, "int32": np.int32}
-
-
-FAMILIES = {
-    "bert": "BERT checkpoints (safetensors), from a graph that is derived from their shape",
-    "graph": "an exported ONNX graph of an encoder or a classifier",
-    **static.ABOUT,
-}
 
 
 def open_network(path: Path, spec: ModelSpec, *, device: str, threads: int) -> Network:
@@ -57,22 +52,27 @@ def open_network(path: Path, spec: ModelSpec, *, device: str, threads: int) -> N
     Raises `ModelUnavailable`.
     """
     family = spec.family or ("graph" if path.suffix == ".onnx" else _family_of(path))
-    if family not in FAMILIES:
+    if family not in ABOUT:
         raise ModelUnavailable(
-            f"{spec.key}: this runtime has no family `{family}`{did_you_mean(family, FAMILIES)}; "
-            f"known: {', '.join(FAMILIES)}"
+            f"{spec.key}: this runtime has no family `{family}`{did_you_mean(family, ABOUT)}; "
+            f"known: {', '.join(ABOUT)}"
         )
-    if family == static.FAMILY:
-        return static.StaticNetwork(path, spec)
+    if family == "static":
+        return StaticNetwork(path, spec)
     kind = GraphNetwork if family == "graph" else BertNetwork
     return kind(path, spec, device=device, threads=threads)
+
+
+def sessions_of(network: Network) -> list[Session]:
+    """The sessions that a network runs; a table of vectors has none."""
+    return network.sessions if isinstance(network, (BertNetwork, GraphNetwork)) else []
 
 
 def _family_of(path: Path) -> str:
     """A checkpoint of BERT has a `config.json` that says so; a table's says nothing of the kind."""
     config = config_beside(path.parent)
     named = config.get("architectures") or config.get("model_type")
-    return "bert" if named or "embeddings" not in read_header(path) else static.FAMILY
+    return "bert" if named or "embeddings" not in read_header(path) else "static"
 
 
 class BertNetwork:
@@ -97,20 +97,25 @@ class BertNetwork:
         self._words = weights[WORDS]
 
         def session(kind: str, names: Sequence[str]) -> Session:
-            graph = cached(
-                Path(spec.cache_dir), kind, f"{GRAPH_VERSION} {shape}", lambda: _build(kind, shape)
+            cache_dir, facts = Path(spec.cache_dir), f"{GRAPH_VERSION} {shape}"
+            graph = cached(cache_dir, kind, facts, lambda: _build(kind, shape))
+            return Session(
+                graph,
+                {name: weights[name] for name in names},
+                device=device,
+                threads=threads,
+                where=spec.key,
+                prepared=place(cache_dir, f"{kind} {facts}", weights_file),
             )
-            supplied = {name: weights[name] for name in names}
-            return Session(graph, supplied, device=device, threads=threads, where=spec.key)
 
         self._encoder = session("encoder", [name for name in expected(shape) if name != WORDS])
         self._vocabulary: Session | None = None
         if "sparse" in spec.outputs and self.has_vocabulary:
             self._vocabulary = session("vocabulary", list(expected_vocabulary(shape)))
+        self.sessions = [self._encoder, *([self._vocabulary] if self._vocabulary else [])]
         self.memory_bytes = (
             self._words.nbytes
-            + self._encoder.weights_bytes
-            + (self._vocabulary.weights_bytes if self._vocabulary else 0)
+            + sum(session.weights_bytes for session in self.sessions)
             + (self.classifier.nbytes if self.classifier else 0)
         )
         file.release_pages()
@@ -155,7 +160,15 @@ class GraphNetwork:
     has_vocabulary = False
 
     def __init__(self, path: Path, spec: ModelSpec, *, device: str, threads: int) -> None:
-        self._session = Session(path, {}, device=device, threads=threads, where=spec.key)
+        self._session = Session(
+            path,
+            {},
+            device=device,
+            threads=threads,
+            where=spec.key,
+            prepared=place(Path(spec.cache_dir), "graph", path),
+        )
+        self.sessions = [self._session]
         self._where = spec.key
         self._inputs = {node.name: _id_type(node, spec.key) for node in self._session.inputs}
         self._axes = 2 if spec.pooling == "none" else 3
