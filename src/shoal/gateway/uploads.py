@@ -6,6 +6,7 @@ files (`routes`), what a file may be (`files`) or JSON and MessagePack (`forms`)
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
@@ -27,6 +28,9 @@ MULTIPART: Final = "multipart/form-data"
 _RAW = re.compile(
     r"application/(octet-stream|pdf|ogg)|image/[\w.+-]+|audio/[\w.+-]+|video/(mp4|webm)"
 )
+
+# The parser would warn of every caller's mistake, which its caller is told of anyway.
+_UNHEARD: Final = logging.Logger(__name__, logging.CRITICAL)  # noqa: LOG001 nobody may turn it up
 
 S = TypeVar("S", bound=msgspec.Struct)
 Pairs = Iterable[tuple[str, str | File]]
@@ -147,6 +151,7 @@ def _parts(body: bytes, boundary: bytes) -> Pairs:
         },
         max_size=max(1, len(body)),
     )
+    parser.logger = _UNHEARD
     try:
         parser.write(body)
         pairs = [part.pair() for part in form.parts]
