@@ -6,11 +6,11 @@ with the letters (`letters`, `replay`), which is imported when it runs.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli.options import DataDir, Pool, Url
 from shoal.errors import SettingsError
 
 dead_app = typer.Typer(
@@ -29,22 +29,6 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only letters at least as old.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only so many, the latest.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything, as JSON.")]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--nats-url",
-        help="Address of the NATS server; its token is read from SHOAL_NATS_TOKEN "
-        "[dim](SHOAL_NATS_URL)[/dim].",
-    ),
-]
-Pool = Annotated[str | None, typer.Option(help="Pool of workers [dim](SHOAL_POOL)[/dim].")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of a `shoal serve` of this machine, where its broker is found when no "
-        "address is given [dim](SHOAL_DATA_DIR, default .shoal)[/dim]."
-    ),
-]
 
 
 @dead_app.command("list")
@@ -61,7 +45,8 @@ def list_(
     data_dir: DataDir = None,
 ) -> None:
     """List items that could not be served, the oldest first."""
-    from shoal.cli.letters import Filters, Reach, list_letters
+    from shoal.cli.letters import Filters, list_letters
+    from shoal.cli.reach import Reach
 
     filters = Filters.of(model, code, since, until)
     raise typer.Exit(list_letters(Reach(nats_url, pool, data_dir), filters, limit, as_json=as_json))
@@ -77,7 +62,8 @@ def show(
     data_dir: DataDir = None,
 ) -> None:
     """Show one item whole: what was asked, its inputs, and why it failed."""
-    from shoal.cli.letters import Reach, show_letter
+    from shoal.cli.letters import show_letter
+    from shoal.cli.reach import Reach
 
     raise typer.Exit(show_letter(Reach(nats_url, pool, data_dir), number, as_json=as_json))
 
@@ -101,7 +87,8 @@ def replay(
     data_dir: DataDir = None,
 ) -> None:
     """Send items back into their lines; those that are served now are dropped here."""
-    from shoal.cli.letters import Filters, Reach
+    from shoal.cli.letters import Filters
+    from shoal.cli.reach import Reach
     from shoal.cli.replay import replay_letters
 
     filters = Filters.of(model, code, since, until)
@@ -129,7 +116,8 @@ def drop(
     data_dir: DataDir = None,
 ) -> None:
     """Forget items, by number or by filter."""
-    from shoal.cli.letters import Filters, Reach, drop_letters
+    from shoal.cli.letters import Filters, drop_letters
+    from shoal.cli.reach import Reach
 
     filters = Filters.of(model, code, since, until)
     if bool(numbers) == (every or filters.any) or (numbers and limit):

@@ -1,6 +1,6 @@
 """`shoal dead list|show|drop`: dead letters found, shown and forgotten.
 
-Owns reaching a running cluster, the filters, and the looks. What clients sent is printed without
+Owns the filters and the looks. What clients sent is printed without
 its control characters, so that a text cannot steer the terminal of the one who reads it. Does not
 own replaying (`replay`) or the store (`shoal.queue.deadletters`).
 """
@@ -13,10 +13,8 @@ import re
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -27,12 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import clock
-from shoal.cli.access import read_access
-from shoal.configuration import load
+from shoal.cli.reach import Reach, opened
 from shoal.errors import NotFound, QueueUnavailable, SettingsError
 from shoal.queue.interface import Buried, Queue
-from shoal.queue.opening import find_queue
-from shoal.settings import OperatorSettings, environment
 from shoal.wire.envelope import (
     EMPTY,
     DeadLetter,
@@ -48,15 +43,6 @@ SHOWN_BYTES = 512
 TABLE_WIDTH = 200
 _AGES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Which cluster is meant, by flags; what is left out comes from the environment."""
-
-    nats_url: str | None
-    pool: str | None
-    data_dir: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +88,6 @@ def _moment(option: str, text: str | None, now_s: float) -> float | None:
         raise SettingsError(
             f"{option}: `{plain(text)}` is neither an age (90s, 15m, 1h, 2d) nor a date"
         ) from error
-
-
-@asynccontextmanager
-async def opened(reach: Reach) -> AsyncIterator[Queue]:
-    """The queue of the cluster that is meant. Raises `SettingsError`, `QueueUnavailable`."""
-    flags = {"nats_url": reach.nats_url, "pool": reach.pool, "data_dir": reach.data_dir}
-    settings = load(OperatorSettings, flags, environment())
-    if settings.nats_url is None:
-        address = read_access(settings.data_dir)
-        settings = replace(settings, nats_url=address.url, nats_token=address.token)
-    queue = await find_queue(settings, name="shoal dead")
-    try:
-        yield queue
-    finally:
-        await queue.close()
 
 
 async def each_letter(queue: Queue) -> AsyncIterator[Buried]:

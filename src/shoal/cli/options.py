@@ -1,6 +1,7 @@
 """Options of a command, derived from the settings of its process.
 
-Owns the step from a `Knob` to a flag with its help. Does not own names, types, defaults or
+Owns the step from a `Knob` to a flag with its help, and the options by which an operator's command
+is told which cluster it is for. Does not own names, types, defaults or
 meanings (`shoal.settings`), nor conversion and precedence (`shoal.configuration`).
 """
 
@@ -32,6 +33,23 @@ PANELS: dict[type[QueueSettings], str] = {
     QueueSettings: "Queue",
 }
 CONFIG_HELP = "TOML file with settings; keys are named like the options, with `_`."
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--nats-url",
+        help="Address of the NATS server; its token is read from SHOAL_NATS_TOKEN "
+        "[dim](SHOAL_NATS_URL)[/dim].",
+    ),
+]
+Pool = Annotated[str | None, typer.Option(help="Pool of workers [dim](SHOAL_POOL)[/dim].")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of a `shoal serve` of this machine, where its broker is found when no "
+        "address is given [dim](SHOAL_DATA_DIR, default .shoal)[/dim]."
+    ),
+]
 
 S = TypeVar("S", bound=QueueSettings)
 

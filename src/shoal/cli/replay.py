@@ -15,7 +15,8 @@ import msgspec
 from msgspec import structs
 
 from shoal import clock
-from shoal.cli.letters import Filters, Reach, envelope_of, inputs_of, opened, plain, select
+from shoal.cli.letters import Filters, envelope_of, inputs_of, plain, select
+from shoal.cli.reach import Reach, opened
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.queue.interface import Buried, Queue
 from shoal.settings import QueueSettings
