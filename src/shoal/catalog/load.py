@@ -112,6 +112,12 @@ def read(folder: Path, *, served: bool = True) -> tuple[list[Entry], list[Fault]
     return [entry for _, entry in entries], faults
 
 
+def read_file(path: Path) -> tuple[Entry | None, list[Fault]]:
+    """The entry in one file, or every fault of it."""
+    document = _read_document(path)
+    return _entry(document, served=True), document.faults
+
+
 def _entry(document: _Document, *, served: bool) -> Entry | None:
     if document.faults:
         return None
