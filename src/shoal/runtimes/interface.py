@@ -31,8 +31,8 @@ class Runtime(Protocol):
 
     `load` raises `ModelUnavailable` (files, formats), `RuntimeUnavailable` (a missing library) or
     `OutOfMemory`, and leaves nothing behind when it raises. `unload` of a model that is not loaded
-    does nothing but forget what was kept of it. `memory` gives the bytes of each loaded model by
-    the runtime's own count, or an empty mapping where it has none.
+    does nothing. `memory` gives the bytes of each loaded model by the runtime's own count, or an
+    empty mapping where it has none.
     """
 
     name: str

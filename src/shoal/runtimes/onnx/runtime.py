@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from shoal.core.types import TEXT_TASKS
 from shoal.errors import ModelUnavailable
@@ -22,6 +22,9 @@ from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
+
+if TYPE_CHECKING:
+    from shoal.runtimes.onnx.session import Session
 
 USUAL_FILES = ("model.safetensors", "model.onnx", "onnx/model.onnx")
 
@@ -37,24 +40,29 @@ class OnnxRuntime:
 
         providers(device)  # a missing device is known now, not at the first load
         self.version = version("onnxruntime")
-        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS))
+        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), host_tier=device == "cpu")
         self._device = device
         self._threads = threads
         self._models: dict[str, LoadedModel] = {}
+        self._sessions: dict[str, list[Session]] = {}
 
     def load(self, spec: ModelSpec) -> bool:
         """Loads a checkpoint or a graph file; one that is loaded already is replaced."""
-        from shoal.runtimes.onnx.networks import open_network
+        from shoal.runtimes.onnx.networks import open_network, sessions_of
 
         path = locate(spec, USUAL_FILES)
         network = open_network(path, spec, device=self._device, threads=self._threads)
         self._models[spec.key] = LoadedModel(spec, network)
-        return False
+        self._sessions[spec.key] = sessions_of(network)
+        return any(session.warm for session in self._sessions[spec.key])
 
-    def unload(self, key: str, *, keep: bool = False) -> None:  # noqa: ARG002
-        """Drops the model, its session and its mapped file, and gives the memory back."""
-        if self._models.pop(key, None) is not None:
-            give_back()
+    def unload(self, key: str, *, keep: bool = False) -> None:
+        """Drops the model, its sessions and its mapped file, and gives the memory back."""
+        if self._models.pop(key, None) is None:
+            return
+        for session in self._sessions.pop(key):
+            session.leave(keep=keep)
+        give_back()
 
     def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """Runs items of one loaded model."""

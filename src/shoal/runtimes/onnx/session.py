@@ -1,6 +1,7 @@
 """ONNX Runtime sessions: how they are set up, and what their errors mean.
 
-Owns the session options and the mapping of foreign exceptions. Does not own graphs or batches.
+Owns the session options, leaving a session so that the next one is quick, and the mapping of
+foreign exceptions. Does not own graphs or batches.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from shoal.errors import ModelUnavailable, OutOfMemory, RunFailed, RuntimeUnavailable
+from shoal.runtimes.onnx.prepared import DATA, GRAPH, find, forget, make
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +41,11 @@ def providers(device: str) -> list[Any]:
 
 
 class Session:
-    """One loaded graph."""
+    """One loaded graph.
+
+    prepared: where ONNX Runtime's work on the graph is kept (`onnx.prepared`), for sessions that
+    may be left and come back; on the CPU only. warm: the graph was found there.
+    """
 
     def __init__(
         self,
@@ -49,26 +55,78 @@ class Session:
         device: str,
         threads: int,
         where: str,
+        prepared: Path | None = None,
     ) -> None:
+        self._where = where
+        self._source = str(model) if isinstance(model, Path) else model
+        self._weights = dict(weights)
+        self._device = device
+        self._threads = threads
+        self._prepared = prepared if device == "cpu" else None
+        self.weights_bytes = sum(array.nbytes for array in weights.values())
+        self.warm = False
+        session = self._open_prepared()
+        try:
+            self._session = session or self._open(self._source, self._options(self._weights))
+        except _ERRORS as error:
+            if _lacks_memory(error):
+                raise OutOfMemory(f"{where}: no memory to load the graph") from error
+            raise ModelUnavailable(f"{where}: the graph does not load: {error}") from error
+
+    def leave(self, *, keep: bool) -> None:
+        """Ends the session, which cannot run any more; with `keep`, the next one is warm."""
+        del self._session
+        if self._prepared is None:
+            return
+        if not keep:
+            forget(self._prepared)
+        elif not self.warm:
+            make(self._prepared, self._write)
+
+    def _open(self, source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        return ort.InferenceSession(source, options, providers=providers(self._device))
+
+    def _open_prepared(self) -> ort.InferenceSession | None:
+        path = find(self._prepared) if self._prepared else None
+        if self._prepared is None or path is None:
+            return None
+        options = self._options({})
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            session = self._open(str(path), options)
+        except _ERRORS:
+            forget(self._prepared)  # it is damaged, and made anew when this session is left
+            return None
+        self.warm = True
+        return session
+
+    def _write(self, folder: Path) -> None:
+        """Has the graph optimised and its matrices packed once more, into files."""
+        options = self._options(self._weights)
+        options.optimized_model_filepath = str(folder / GRAPH)
+        for name, value in (
+            ("session.optimized_model_external_initializers_file_name", DATA),
+            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+            ("session.save_external_prepacked_constant_initializers", "1"),
+        ):
+            options.add_session_config_entry(name, value)
+        try:
+            self._open(self._source, options)
+        except _ERRORS as error:
+            raise OSError(f"{self._where} cannot be prepared: {error}") from error
+
+    def _options(self, weights: Mapping[str, Array]) -> ort.SessionOptions:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _ONLY_ERRORS
         # Shapes differ from batch to batch; a memory plan per shape would pile up.
         options.enable_mem_pattern = False
         # Idle threads sleep instead of burning the core that another process needs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._where = where
-        self._kept = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-        options.add_external_initializers(list(weights), self._kept)
-        source = str(model) if isinstance(model, Path) else model
-        try:
-            self._session = ort.InferenceSession(source, options, providers=providers(device))
-        except _ERRORS as error:
-            if _lacks_memory(error):
-                raise OutOfMemory(f"{where}: no memory to load the graph") from error
-            raise ModelUnavailable(f"{where}: the graph does not load: {error}") from error
-        self.weights_bytes = sum(array.nbytes for array in weights.values())
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
+        return options
 
     @property
     def inputs(self) -> Sequence[Any]:
