@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from shoal.catalog.change import Record, encode_record, shelf_key
 from shoal.catalog.schema import Entry
+from shoal.cli.access import read_access
 from shoal.clock import monotonic
 from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run
-from tests.support.shoal_process import NULL_ENTRY, ShoalProcess
+from tests.support.shoal_process import NULL_ENTRY, Serve, ShoalProcess
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,12 @@ WITHIN_S = 1.0
 
 def _entry(name):
     return msgspec.convert(yaml.safe_load(NULL_ENTRY.format(id=name, options="{}")), Entry)
+
+
+async def _beside(address):
+    """A queue of another pool: the catalog is that of all."""
+    topology = Topology("beside", "file", 1, QueueLimits(), ("interactive",))
+    return await JetStreamQueue.open(address, topology, name="test")
 
 
 class Cluster:
@@ -57,8 +64,7 @@ class Cluster:
         self.server.stop()
 
     async def open_shelf(self) -> JetStreamQueue:
-        topology = Topology("beside", "file", 1, QueueLimits(), ("interactive",))
-        return await JetStreamQueue.open(self.server.address, topology, name="test")
+        return await _beside(self.server.address)
 
 
 @pytest.fixture
@@ -148,3 +154,27 @@ def test_catalog_new_revision_rolls_over_without_a_failed_request(cluster):
         assert set(statuses) == {200}
 
     run(main(), 60)
+
+
+def test_catalog_of_serve_mirrors_its_folder(tmp_path):
+    """`shoal serve` starts with what its folder has now, and with what commands wrote before."""
+
+    async def by_command():
+        queue = await _beside(read_access(tmp_path / "data"))
+        await _write(queue, _entry("mine"))
+        await queue.close()
+
+    def listed(url):
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        return {model["id"]: model["revision"] for model in models}
+
+    first = Serve(tmp_path, models={"kept": "{}", "gone": "{}"})
+    assert listed(first.url) == {"kept": "1", "gone": "1"}
+    run(by_command())
+    assert first.leave() == 0
+    (tmp_path / "catalog" / "gone.yaml").unlink()
+    kept = NULL_ENTRY.format(id="kept", options="{}")
+    (tmp_path / "catalog" / "kept.yaml").write_text(f"{kept}revision: '2'\n")
+    second = Serve(tmp_path, models={"new": "{}"})
+    assert listed(second.url) == {"kept": "2", "new": "1", "mine": "1"}
+    assert second.leave() == 0
