@@ -92,7 +92,12 @@ def encode_record(record: Record) -> bytes:
     So a process of an older version can read a record of a newer one, as long as the record uses
     none of the newer fields.
     """
-    return msgspec.json.encode({"entry": _trimmed(record.entry), "origin": record.origin})
+    return msgspec.json.encode({"entry": plain_entry(record.entry), "origin": record.origin})
+
+
+def plain_entry(entry: Entry) -> dict[str, Any]:
+    """An entry as it would stand in YAML: what differs from the defaults, in the schema's order."""
+    return _trimmed(entry)
 
 
 def decode_record(key: str, data: bytes) -> Record:
