@@ -25,8 +25,9 @@ from shoal.wire.envelope import Params, Result
 from shoal.wire.records import Page, Record, TextBox, pack
 
 _LEAST_SCORE = 0.5
-# The library scales a page to whole blocks of pixels, and a thread of a page would have none.
-_MOST_SLENDER = 32
+# The library enlarges a page until its shorter side is long enough to find lines on: a slender one
+# would become huge.
+_MOST_SLENDER = 4
 _BLANK_PX = 320
 
 
