@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 from shoal import AsyncClient, Client
-from shoal.errors import DeadlineExceeded, InputTooLong, QueueFull, UnknownModel, Unreachable
+from shoal.client import InputsFailed
+from shoal.errors import (
+    DeadlineExceeded,
+    InputTooLong,
+    InvalidRequest,
+    QueueFull,
+    UnknownModel,
+    Unreachable,
+)
+from tests.support.bad_files import WAV, png_header
 from tests.support.gateway_server import gateway_server
-from tests.support.local_submits import LABELS, sparse, vector
+from tests.support.local_submits import CATALOG, LABELS, sparse, token_vectors, vector
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +119,77 @@ def test_client_classify(client):
     assert len(client.classify([("a", "b"), ("c", "d")], "pairs")) == 2
 
 
+def test_client_takes_files_as_bytes_and_paths(client, tmp_path):
+    """Bytes and paths are files, in every method that takes them; a string is a text."""
+    picture = png_header(3, 4)
+    path = tmp_path / "a.png"
+    path.write_bytes(picture)
+    dense = client.encode([path, picture + b"2"], "pictures")
+    assert np.array_equal(dense, np.stack([vector(picture), vector(picture + b"2")]))
+    (one,) = client.classify(path, "files", top_k=1)
+    assert list(one.scores) == [one.label]
+    (page,) = client.extract(b"%PDF-1.7", "pages", outputs=["text", "layout"])
+    assert page.text == page.pages[0].lines[0].text
+    assert len(page.pages[0].regions) == 1
+    with pytest.raises(InvalidRequest, match="not text"):
+        client.encode("a.png", "pictures")
+
+
+def test_client_extracts_and_transcribes(client, served):
+    """Entities with their texts, speech with its times, and a transcript with its language."""
+    text = "🐟 Ada Lovelace"
+    (found,) = client.extract(text, "names", labels=["odd", "even"], threshold=0.0)
+    assert [text[e.start : e.end] for e in found.entities] == [found.entities[0].text]
+    assert served.submits.jobs[-1].params.labels == ["odd", "even"]
+    (speech,) = client.extract([WAV], "sounds")
+    said = client.transcribe(WAV, "sounds", language="de")
+    assert (said.language, said.duration_s) == ("de", speech.duration_s)
+    assert said.segments[0].text == said.text
+    assert said.segments[0].end_s == speech.segments[0].end_s
+
+
+def test_client_gives_token_vectors_and_other_dtypes(client):
+    """encode_outputs has the vectors of tokens; int8 stays int8; labels may be judged singly."""
+    both = client.encode_outputs(["a b", "c"], "tokens", ["multivector"])
+    assert [block.shape for block in both.multivector] == [(2, 8), (1, 8)]
+    assert np.array_equal(both.multivector[0], token_vectors("a b"))
+    assert client.encode("a", "dense", dtype="int8").dtype == np.int8
+    (one,) = client.classify("x", "colours", multi_label=True, threshold=0.0)
+    assert set(one.labels) == set(LABELS)
+
+
+def test_client_tells_which_inputs_failed_and_keeps_the_others(client):
+    """Where a part of a call fails, the error has each one's own error, and what went well."""
+    good, broken = png_header(1, 1), png_header(1, 1) + b"broken"
+    with pytest.raises(InputsFailed, match=r"2 of 4 inputs failed; inputs\[1\]") as failed:
+        client.encode([good, broken, b"", good], "pictures")
+    assert failed.value.indices == [0, 3]
+    assert np.array_equal(failed.value.results, np.stack([vector(good)] * 2))
+    assert {at: type(error) for at, error in failed.value.errors.items()} == {
+        1: InvalidRequest,
+        2: InvalidRequest,
+    }
+    texts = ["a", "w " * 600]
+    with pytest.raises(InputsFailed) as failed:
+        client.extract(texts, "names")
+    assert isinstance(failed.value.errors[1], InputTooLong)
+    assert len(failed.value.results) == 1
+    with pytest.raises(InputsFailed) as failed:
+        client.encode_outputs(texts, "org/both")
+    assert len(failed.value.results.dense) == len(failed.value.results.sparse) == 1
+    with pytest.raises(InputsFailed):
+        client.classify(texts, "colours")
+    with pytest.raises(InputTooLong):
+        client.classify(texts[1:], "colours")
+
+
 def test_client_models(client):
     """Models and model say what there is, by every name."""
-    assert [m.id for m in client.models()] == ["colours", "dense", "org/both", "pairs", "sparse"]
+    assert [m.id for m in client.models()] == [entry.id for entry in CATALOG.entries]
+    assert (client.model("pages").inputs, client.model("dense").memory_bytes) == (
+        ["document"],
+        1000,
+    )
     assert client.model("org/both@2").outputs == {"dense": 8, "sparse": 1000}
     with pytest.raises(UnknownModel):
         client.model("nope")
@@ -129,8 +206,8 @@ def test_client_ready(client, served):
 def test_client_raises_the_errors_of_the_server(client):
     """An error of the server arrives as its class, with the field and the request id."""
     with pytest.raises(InputTooLong) as long:
-        client.encode(["a", "w " * 70], "dense")
-    assert long.value.param == "inputs[1]"
+        client.encode(["w " * 70], "dense")
+    assert long.value.param == "inputs[0]"
     assert long.value.__notes__[0].startswith("request id: ")
 
 

@@ -3,14 +3,18 @@
 `from shoal import Client` is the usual way in.
 """
 
-from shoal.client.core import (
+from shoal.client.answers import (
     Classification,
     Encoding,
+    Entity,
+    Extraction,
+    InputsFailed,
     Model,
-    Options,
     Ranked,
     SparseVector,
+    Transcript,
 )
+from shoal.client.core import Options
 from shoal.client.shells import AsyncClient, Client
 
 __all__ = [
@@ -18,8 +22,12 @@ __all__ = [
     "Classification",
     "Client",
     "Encoding",
+    "Entity",
+    "Extraction",
+    "InputsFailed",
     "Model",
     "Options",
     "Ranked",
     "SparseVector",
+    "Transcript",
 ]

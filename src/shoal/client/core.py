@@ -1,26 +1,36 @@
-"""What can be asked of a server: arguments in, a `Call` out; an answer in, arrays out.
+"""What can be asked of a server: arguments in, a `Call` out.
 
-Owns every method of both clients, written once. Sans-io. Does not own retries (`exchange`) or the
-sending (`shells`).
+Owns every method of both clients, written once. Sans-io, but that a file which an argument names by
+its path is read at once. Does not own the answers (`answers`), retries (`exchange`) or the sending
+(`shells`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
 from urllib.parse import quote
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
+from shoal.client import answers
+from shoal.client.answers import (
+    Classification,
+    Encoding,
+    Extraction,
+    Floats,
+    Model,
+    Ranked,
+    SparseVector,
+    Transcript,
+)
 from shoal.client.exchange import Call, Reply
-from shoal.wire.arrays import Array
 
-Floats = NDArray[np.float32]
-Texts = str | Sequence[str] | Sequence[Sequence[int]]
-OutputName = Literal["dense", "sparse"]
+# A text is a str; a file is its bytes, or a path to it.
+File = bytes | Path
+Inputs = str | File | Sequence[str | File] | Sequence[Sequence[int]]
+OutputName = Literal["dense", "sparse", "multivector"]
+ExtractName = Literal["entities", "text", "layout", "speech"]
+Dtype = Literal["float32", "float16", "int8", "binary"]
 
 
 class Options(TypedDict, total=False):
@@ -40,107 +50,6 @@ class Options(TypedDict, total=False):
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SparseVector:
-    """indices: uint32 [k], positions in the vocabulary. values: float32 [k]."""
-
-    indices: NDArray[np.uint32]
-    values: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoding:
-    """All outputs of an encoder, in the order of the texts. dense: float32 [n, d]."""
-
-    model: str
-    tokens: int
-    dense: Floats | None
-    sparse: list[SparseVector] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A document's place among the others; `index` is its position in the request."""
-
-    index: int
-    score: float
-    document: str
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """The best label, its probability, and those of all labels, best first."""
-
-    label: str
-    score: float
-    scores: dict[str, float]
-
-
-class Model(msgspec.Struct, frozen=True):
-    """A model of the server. outputs: kinds of vectors and their length."""
-
-    id: str
-    revision: str
-    tasks: list[str]
-    aliases: list[str] = []
-    endpoints: list[str] = []
-    outputs: dict[str, int] = {}
-    prompts: list[str] = []
-    labels: list[str] = []
-    max_tokens: int = 0
-    runtime: str = ""
-    state: str = ""
-    licence: str | None = None
-    description: str = ""
-
-
-class _Usage(msgspec.Struct):
-    total_tokens: int
-
-
-class _Sparse(msgspec.Struct):
-    indices: Array
-    values: Array
-
-
-class _Encoded(msgspec.Struct):
-    model: str
-    usage: _Usage
-    dense: Array | None = None
-    sparse: list[_Sparse] | None = None
-
-
-class _Scored(msgspec.Struct):
-    scores: Array
-
-
-class _Place(msgspec.Struct):
-    index: int
-    relevance_score: float
-
-
-class _Reranked(msgspec.Struct):
-    results: list[_Place]
-
-
-class _Class(msgspec.Struct):
-    label: str
-    score: float
-
-
-class _OneClassified(msgspec.Struct):
-    label: str
-    scores: list[_Class]
-
-
-class _Classified(msgspec.Struct):
-    results: list[_OneClassified]
-
-
-class _Models(msgspec.Struct):
-    data: list[Model]
-
-
 class Core:
     """The methods of both clients, as calls. `options` are the client's own defaults."""
 
@@ -149,35 +58,38 @@ class Core:
 
     def encode(
         self,
-        texts: Texts,
+        inputs: Inputs,
         model: str,
         *,
         prompt: str | None = None,
         truncate: bool = False,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        dtype: Dtype | None = None,
         **options: Unpack[Options],
     ) -> Call[Floats]:
-        """Dense vectors of texts (or of token ids): float32 [n, d].
+        """Dense vectors of texts, token ids or images: [n, d], float32 unless `dtype` says else.
 
         prompt: name of one of the model's prompts. truncate: cut an over-long text instead of
         refusing it. dimensions: keep so many leading dimensions. normalize: overrules the model's
-        entry. Further arguments are those of `Options`.
+        entry. Further arguments are those of `Options`. Raises `InputsFailed` where some inputs
+        failed and others did not.
         """
         body = _body(
             model=model,
-            inputs=_inputs(texts),
+            inputs=_inputs(inputs),
             outputs=["dense"],
             prompt=prompt,
             truncate=truncate or None,
             dimensions=dimensions,
             normalize=normalize,
+            dtype=dtype,
         )
-        return self._post("/v1/encode", body, _dense, options)
+        return self._post("/v1/encode", body, answers.dense, options)
 
     def encode_sparse(
         self,
-        texts: Texts,
+        inputs: Inputs,
         model: str,
         *,
         prompt: str | None = None,
@@ -187,32 +99,34 @@ class Core:
         """Sparse vectors of texts. Arguments as in `encode`."""
         body = _body(
             model=model,
-            inputs=_inputs(texts),
+            inputs=_inputs(inputs),
             outputs=["sparse"],
             prompt=prompt,
             truncate=truncate or None,
         )
-        return self._post("/v1/encode", body, _sparse, options)
+        return self._post("/v1/encode", body, answers.sparse, options)
 
     def encode_outputs(
         self,
-        texts: Texts,
+        inputs: Inputs,
         model: str,
         outputs: Sequence[OutputName] = ("dense", "sparse"),
         *,
         prompt: str | None = None,
         truncate: bool = False,
+        dtype: Dtype | None = None,
         **options: Unpack[Options],
     ) -> Call[Encoding]:
         """Several outputs of one pass, with the number of tokens. Arguments as in `encode`."""
         body = _body(
             model=model,
-            inputs=_inputs(texts),
+            inputs=_inputs(inputs),
             outputs=list(outputs),
             prompt=prompt,
             truncate=truncate or None,
+            dtype=dtype,
         )
-        return self._post("/v1/encode", body, _encoding, options)
+        return self._post("/v1/encode", body, answers.encoding, options)
 
     def score(
         self,
@@ -225,7 +139,7 @@ class Core:
     ) -> Call[Floats]:
         """How well each text answers the query, in the order of the texts: float32 [n]."""
         body = _body(model=model, query=query, texts=list(texts), truncate=truncate or None)
-        return self._post("/v1/score", body, _scores, options)
+        return self._post("/v1/score", body, answers.scores, options)
 
     def rerank(
         self,
@@ -244,31 +158,78 @@ class Core:
         )
 
         def parse(reply: Reply) -> list[Ranked]:
-            places = _decode(reply, _Reranked).results
-            return [Ranked(p.index, p.relevance_score, texts[p.index]) for p in places]
+            return answers.ranked(reply, texts)
 
         return self._post("/v1/rerank", body, parse, options)
 
     def classify(
         self,
-        inputs: str | Sequence[str] | Sequence[tuple[str, str]],
+        inputs: str | File | Sequence[str | File] | Sequence[tuple[str, str]],
         model: str,
         *,
         truncate: bool = False,
+        top_k: int | None = None,
+        multi_label: bool = False,
+        threshold: float | None = None,
         **options: Unpack[Options],
     ) -> Call[list[Classification]]:
-        """The labels of texts, or of pairs of texts, in their order."""
-        body = _body(model=model, inputs=_inputs(inputs), truncate=truncate or None)
-        return self._post("/v1/classify", body, _classes, options)
+        """The labels of texts, pairs of texts, images or files, in their order.
+
+        top_k: only so many of the best. multi_label: judge each label by itself; `labels` has those
+        of at least `threshold`. Raises `InputsFailed` where some inputs failed and others did not.
+        """
+        body = _body(
+            model=model,
+            inputs=_inputs(inputs),
+            truncate=truncate or None,
+            top_k=top_k,
+            multi_label=multi_label or None,
+            threshold=threshold,
+        )
+        return self._post("/v1/classify", body, answers.classes, options)
+
+    def extract(
+        self,
+        inputs: str | File | Sequence[str | File],
+        model: str,
+        *,
+        outputs: Sequence[ExtractName] | None = None,
+        labels: Sequence[str] | None = None,
+        threshold: float | None = None,
+        **options: Unpack[Options],
+    ) -> Call[list[Extraction]]:
+        """Entities of texts; text and layout of images and documents; speech in sounds.
+
+        outputs: left out, the first that the model finds. labels: only entities or regions with
+        these. threshold: only what scores so much. Raises `InputsFailed` where some inputs failed
+        and others did not.
+        """
+        body = _body(
+            model=model,
+            inputs=_inputs(inputs),
+            outputs=None if outputs is None else list(outputs),
+            labels=None if labels is None else list(labels),
+            threshold=threshold,
+        )
+        return self._post("/v1/extract", body, answers.extractions, options)
+
+    def transcribe(
+        self, sound: File, model: str, *, language: str | None = None, **options: Unpack[Options]
+    ) -> Call[Transcript]:
+        """What is said in a sound. language: as ISO 639-1; left out, the model finds it."""
+        body = _body(
+            model=model, file=_file(sound), language=language, response_format="verbose_json"
+        )
+        return self._post("/v1/audio/transcriptions", body, answers.transcript, options)
 
     def models(self) -> Call[list[Model]]:
         """All models of the server, by id."""
-        return Call("GET", "/v1/models", lambda reply: _decode(reply, _Models).data)
+        return Call("GET", "/v1/models", answers.models)
 
     def model(self, name: str) -> Call[Model]:
         """One model, by id, alias, or either with `@revision`. Raises `UnknownModel`."""
         path = f"/v1/models/{quote(name, safe='/@')}"
-        return Call("GET", path, lambda reply: _decode(reply, Model))
+        return Call("GET", path, answers.model)
 
     def ready(self) -> Call[bool]:
         """Whether the server takes work. Raises `Unreachable` where none answers."""
@@ -283,57 +244,18 @@ class Core:
         return Call("POST", path, parse, body, **{**self._options, **options})
 
 
-S = TypeVar("S", bound=msgspec.Struct)
-
-
 def _body(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _inputs(texts: Any) -> Any:
-    return texts if isinstance(texts, str) else list(texts)
+def _inputs(inputs: Any) -> Any:
+    if isinstance(inputs, str | bytes | Path):
+        return _file(inputs)
+    return [_file(one) for one in inputs]
 
 
-def _decode(reply: Reply, kind: type[S]) -> S:
-    return msgspec.msgpack.decode(reply.content, type=kind)
-
-
-def _numpy(array: Array) -> NDArray[Any]:
-    dtype = np.dtype(array.dtype).newbyteorder("<")
-    block = np.frombuffer(array.data, dtype).reshape(array.shape)
-    return block.astype(array.dtype)  # a copy: the caller may write to it
-
-
-def _dense(reply: Reply) -> Floats:
-    encoded = _decode(reply, _Encoded)
-    if encoded.dense is None:
-        raise ValueError("the answer has no dense vectors")
-    return _numpy(encoded.dense)
-
-
-def _sparse(reply: Reply) -> list[SparseVector]:
-    return [
-        SparseVector(_numpy(one.indices), _numpy(one.values))
-        for one in _decode(reply, _Encoded).sparse or []
-    ]
-
-
-def _encoding(reply: Reply) -> Encoding:
-    encoded = _decode(reply, _Encoded)
-    return Encoding(
-        encoded.model,
-        encoded.usage.total_tokens,
-        None if encoded.dense is None else _numpy(encoded.dense),
-        None if encoded.sparse is None else _sparse(reply),
-    )
-
-
-def _scores(reply: Reply) -> Floats:
-    return _numpy(_decode(reply, _Scored).scores)
-
-
-def _classes(reply: Reply) -> list[Classification]:
-    return [
-        Classification(one.label, one.scores[0].score, {c.label: c.score for c in one.scores})
-        for one in _decode(reply, _Classified).results
-    ]
+def _file(one: Any) -> Any:
+    """A file as it is sent; anything else as it is."""
+    if isinstance(one, Path):
+        one = one.read_bytes()
+    return {"data": one} if isinstance(one, bytes) else one
