@@ -1,8 +1,9 @@
 """Weights in files: named arrays, never code.
 
-Owns reading safetensors files (memory-mapped: nothing is copied that is float32 already) and the
-choice of reader for a head's file. Torch's own format is read by `torch_zip`, only where the
-catalog allows pickles. Does not own what the names mean (`bert`, `heads`).
+Owns reading safetensors files (memory-mapped: nothing is copied that is float32 already), alone or
+as an index lists several, and the choice of reader for a file. Torch's own formats are read by
+`torch_zip` and `torch_legacy`, only where the catalog allows pickles. Does not own what the names
+mean (`bert`, `heads`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import numpy.typing as npt
 
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec
-from shoal.runtimes import torch_zip
+from shoal.runtimes import torch_legacy, torch_zip
 
 Weights = npt.NDArray[Any]
 
@@ -172,4 +174,4 @@ def read_weights(path: Path, *, allow_pickle: bool) -> Mapping[str, Weights]:
         raise ModelUnavailable(
             f"{path} is no safetensors file; a torch checkpoint needs allow_pickle in the catalog"
         )
-    return torch_zip.read(path)
+    return torch_zip.read(path) if zipfile.is_zipfile(path) else torch_legacy.read(path)

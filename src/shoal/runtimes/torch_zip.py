@@ -23,7 +23,7 @@ from shoal.errors import ModelUnavailable
 MAX_PICKLE_BYTES = 16 * 1024 * 1024
 MAX_STORAGE_BYTES = 2 * 1024**3
 MAX_DEPTH = 8
-_STORAGES = {
+STORAGES = {
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
     "HalfStorage": "<f2",
@@ -36,53 +36,72 @@ _STORAGES = {
 }
 
 
+# A damaged pickle ends in any of these; none of them says more than that.
+DAMAGED = (
+    OSError,
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 class _Tensor(NamedTuple):
     """A tensor inside the pickle: a tuple, so that a pickle cannot give it another state."""
 
     array: npt.NDArray[Any]
 
 
-class _Refused(pickle.UnpicklingError):
+class Refused(pickle.UnpicklingError):
     """The pickle asks for something that is not needed to hold tensors."""
 
 
-class _TensorUnpickler(pickle.Unpickler):
+class TensorUnpickler(pickle.Unpickler):
     """Builds dictionaries of tensors; every other name in the pickle is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The three things that tensors need, by the names that torch gives them."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda *arguments: rebuild(*arguments[:4])
+        if module == "torch" and name in STORAGES:
+            return name
+        raise Refused(f"it names {module}.{name}, which no tensor needs")
+
+
+class _Unpickler(TensorUnpickler):
+    """That of a zip, where each storage is a member."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(archive.open(f"{root}data.pkl"), encoding="utf-8")
         self._archive = archive
         self._root = root
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda *arguments: _rebuild(*arguments[:4])
-        if module == "torch" and name in _STORAGES:
-            return name
-        raise _Refused(f"it names {module}.{name}, which no tensor needs")
-
     def persistent_load(self, pid: Any) -> npt.NDArray[Any]:
         kind, storage, key, _, _ = pid
-        if kind != "storage" or storage not in _STORAGES:
-            raise _Refused(f"it refers to a {kind} of type {storage}")
+        if kind != "storage" or storage not in STORAGES:
+            raise Refused(f"it refers to a {kind} of type {storage}")
         info = self._archive.getinfo(f"{self._root}data/{key}")
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_STORAGE_BYTES:
-            raise _Refused(f"its storage {key} is compressed or over {MAX_STORAGE_BYTES} bytes")
-        return np.frombuffer(self._archive.read(info), _STORAGES[storage])
+            raise Refused(f"its storage {key} is compressed or over {MAX_STORAGE_BYTES} bytes")
+        return np.frombuffer(self._archive.read(info), STORAGES[storage])
 
 
-def _rebuild(storage: Any, offset: int, shape: Any, strides: Any) -> _Tensor:
+def rebuild(storage: Any, offset: int, shape: Any, strides: Any) -> _Tensor:
     """The view of a storage that a tensor is, as a copy; places outside the storage are refused."""
     if not isinstance(storage, np.ndarray) or len(shape) != len(strides):
-        raise _Refused("a tensor is malformed")
+        raise Refused("a tensor is malformed")
     if math.prod(shape):
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         if min(offset, *strides, *shape, 0) < 0 or last >= storage.size:
-            raise _Refused("a tensor lies outside its storage")
+            raise Refused("a tensor lies outside its storage")
     if math.prod(shape) > storage.size:
-        raise _Refused("a tensor is larger than its storage")
+        raise Refused("a tensor is larger than its storage")
     view = np.lib.stride_tricks.as_strided(
         storage[offset:], shape, [step * storage.itemsize for step in strides]
     )
@@ -98,36 +117,25 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
         with zipfile.ZipFile(path) as archive:
             pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if len(pickles) != 1 or archive.getinfo(pickles[0]).file_size > MAX_PICKLE_BYTES:
-                raise _Refused("it has no data.pkl of sensible size")
+                raise Refused("it has no data.pkl of sensible size")
             root = pickles[0].removesuffix("data.pkl")
             if f"{root}byteorder" in archive.namelist():
                 order = archive.read(f"{root}byteorder")
                 if order != b"little":
-                    raise _Refused(f"its byte order is {order!r}")
-            loaded = _TensorUnpickler(archive, root).load()
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        pickle.UnpicklingError,
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        # A damaged pickle ends in any of these; none of them says more than that.
+                    raise Refused(f"its byte order is {order!r}")
+            loaded = _Unpickler(archive, root).load()
+    except (*DAMAGED, zipfile.BadZipFile) as error:
         raise ModelUnavailable(f"{path} is no torch checkpoint of tensors: {error}") from error
-    return dict(_flatten(loaded, "", MAX_DEPTH))
+    return dict(flatten(loaded, "", MAX_DEPTH))
 
 
-def _flatten(value: Any, name: str, depth: int) -> list[tuple[str, npt.NDArray[Any]]]:
+def flatten(value: Any, name: str, depth: int) -> list[tuple[str, npt.NDArray[Any]]]:
+    """Names and arrays of nested dictionaries of tensors; anything else is left out."""
     if isinstance(value, _Tensor):
         return [(name, value.array)]
     if not isinstance(value, dict) or not depth:
         return []
     at = f"{name}." if name else ""
     return [
-        found for key, inner in value.items() for found in _flatten(inner, f"{at}{key}", depth - 1)
+        found for key, inner in value.items() for found in flatten(inner, f"{at}{key}", depth - 1)
     ]
