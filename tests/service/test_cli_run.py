@@ -5,6 +5,9 @@ from typer.testing import CliRunner
 
 from shoal.cli.main import app
 from shoal.errors import InvalidRequest, ShoalError, UnknownModel
+from shoal.runtimes.null_records import record
+from shoal.wire.envelope import Params
+from tests.support.bad_files import WAV, png_header
 from tests.support.gateway_server import gateway_server
 from tests.support.local_submits import logit
 
@@ -44,8 +47,25 @@ def test_run_with_a_query_scores_and_sorts(url):
 
 def test_run_classifies_texts_and_pairs(url):
     """A classifier's label stands beside each text; --query makes pairs."""
-    assert "LABEL PROBABILITY TEXT" in shown(url, "colours", "one")
+    assert "LABEL PROBABILITY INPUT" in shown(url, "colours", "one")
     assert "LABEL" in shown(url, "pairs", "one", "--query", "two", "--task", "classify")
+
+
+def test_run_sends_files_to_models_that_take_them(url, tmp_path):
+    """An argument that names a file is that file; each task has a table of its own."""
+    picture, document, sound = (tmp_path / name for name in ("a.png", "b.pdf", "c.wav"))
+    picture.write_bytes(png_header(3, 4))
+    document.write_bytes(b"%PDF-1.7")
+    sound.write_bytes(WAV)
+    page = record(b"%PDF-1.7", ["text", "layout"], Params()).pages[0]
+    assert "dense 8: " in shown(url, "pictures", str(picture))
+    assert "LABEL PROBABILITY INPUT" in shown(url, "pictures", str(picture), "--task", "classify")
+    found = shown(url, "pages", str(document))
+    assert page.lines[0].text in found
+    assert f"{page.regions[0].label} {page.regions[0].score:.4f} page 1" in found
+    assert record(WAV, ["transcript"], Params()).text in shown(url, "sounds", str(sound))
+    assert "speech 0.00-" in shown(url, "sounds", str(sound), "--task", "extract")
+    assert "Lovelace" in shown(url, "names", "Ada Lovelace")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +76,7 @@ def test_run_classifies_texts_and_pairs(url):
         (["dense", "x", "--task", "score"], InvalidRequest, "--query"),
         (["dense", "x", "--task", "encode", "--query", "y"], InvalidRequest, "--query"),
         (["dense", ""], InvalidRequest, r"inputs\[0\]"),
+        (["pages", "none.pdf"], InvalidRequest, "'none.pdf' is no file"),
     ],
 )
 def test_run_names_what_is_wrong(url, arguments, error, said):

@@ -109,25 +109,32 @@ def models_check(
 @app.command("run")
 def run(
     model: Annotated[str, typer.Argument(help="Model: id, alias, or id@revision.")],
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts to run.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEXT|FILE...", help="Texts to run, or files for a model that takes them."
+        ),
+    ],
     query: Annotated[
         str | None, typer.Option(help="Score the texts against this one instead.")
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="encode, score or classify; the first that fits when left out."),
+        typer.Option(
+            help="encode, score, classify, extract, transcribe; the first that fits if left out."
+        ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(help="Server [dim](SHOAL_URL)[/dim].", show_default="http://127.0.0.1:8080"),
     ] = None,
 ) -> None:
-    """Send texts to a running server and show the answer."""
+    """Send texts or files to a running server and show the answer."""
     from shoal.cli.request import send
     from shoal.settings import environment
 
     address = url or environment().get("SHOAL_URL") or "http://127.0.0.1:8080"
-    send(model, texts, query=query, task=task, url=address)
+    send(model, inputs, query=query, task=task, url=address)
 
 
 @app.command("doctor")

@@ -1,18 +1,21 @@
-"""`shoal run`: texts to a running server, and the answer as a table.
+"""`shoal run`: texts or files to a running server, and the answer as a table.
 
-Owns the choice of a task and the looks. Does not own requests (`shoal.client`).
+Owns the choice of a task, which arguments are files, and the looks. Does not own requests
+(`shoal.client`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shoal.client import Client, Encoding, Model, SparseVector
-from shoal.client.core import OutputName
+from shoal.client import Client, Encoding, Extraction, Model, SparseVector
+from shoal.client.core import ExtractName, OutputName
 from shoal.core.spelling import did_you_mean
 from shoal.core.types import TASKS
 from shoal.errors import InvalidRequest
@@ -20,8 +23,8 @@ from shoal.errors import InvalidRequest
 SHOWN_VALUES = 3
 
 
-def send(model: str, texts: list[str], *, query: str | None, task: str | None, url: str) -> None:
-    """Runs the texts and prints the answer. Raises what the client raises.
+def send(model: str, given: list[str], *, query: str | None, task: str | None, url: str) -> None:
+    """Runs texts, or the files that are named, and prints the answer. Raises what the client does.
 
     query: the first text of every pair. task: None for what the model does first; with a query,
     `score`.
@@ -30,12 +33,34 @@ def send(model: str, texts: list[str], *, query: str | None, task: str | None, u
         known = client.model(model)
         chosen = _task(known, query, task)
         if chosen == "score":
-            table = _scores(client, known, query or "", texts)
+            table = _scores(client, known, query or "", given)
         elif chosen == "classify":
-            table = _classes(client, known, query, texts)
+            table = _classes(client, known, query, _inputs(known, given))
+        elif chosen == "extract":
+            table = _found(client, known, _inputs(known, given))
+        elif chosen == "transcribe":
+            table = _transcripts(client, known, _inputs(known, given))
         else:
-            table = _vectors(client, known, texts)
+            table = _vectors(client, known, _inputs(known, given))
     Console(highlight=False).print(table)
+
+
+def _inputs(model: Model, given: list[str]) -> list[str | Path]:
+    """Arguments are texts, unless the model takes files; then those that name one are it."""
+    if model.inputs == ["text"]:
+        return list(given)
+    inputs: list[str | Path] = []
+    for one in given:
+        path = Path(one)
+        if path.is_file():
+            inputs.append(path)
+        elif "text" in model.inputs:
+            inputs.append(one)
+        else:
+            raise InvalidRequest(
+                f"`{model.id}` takes {' or '.join(model.inputs)}, and {one!r} is no file"
+            )
+    return inputs
 
 
 def _task(model: Model, query: str | None, wanted: str | None) -> str:
@@ -56,22 +81,61 @@ def _scores(client: Client, model: Model, query: str, texts: list[str]) -> Table
     return table
 
 
-def _classes(client: Client, model: Model, first: str | None, texts: list[str]) -> Table:
-    table = _table("LABEL", "PROBABILITY", "TEXT")
+def _classes(
+    client: Client, model: Model, first: str | None, inputs: Sequence[str | Path]
+) -> Table:
+    table = _table("LABEL", "PROBABILITY", "INPUT")
     if first is None:
-        found = client.classify(texts, model.id)
+        found = client.classify(inputs, model.id)
     else:
-        found = client.classify([(first, text) for text in texts], model.id)
-    for text, one in zip(texts, found, strict=True):
-        table.add_row(one.label, f"{one.score:.4f}", text)
+        found = client.classify([(first, str(text)) for text in inputs], model.id)
+    for one, label in zip(inputs, found, strict=True):
+        table.add_row(label.label, f"{label.score:.4f}", str(one))
     return table
 
 
-def _vectors(client: Client, model: Model, texts: list[str]) -> Table:
-    encoding = client.encode_outputs(texts, model.id, _outputs(model))
-    table = _table("TEXT", "VECTOR", *(["COSINE TO THE FIRST"] if _comparable(encoding) else []))
-    for index, text in enumerate(texts):
-        table.add_row(text, *_cells(encoding, index))
+def _found(client: Client, model: Model, inputs: Sequence[str | Path]) -> Table:
+    table = _table("INPUT", "WHAT", "SCORE", "WHERE", "FOUND")
+    found = client.extract(inputs, model.id, outputs=cast("list[ExtractName]", model.extracts))
+    for one, extraction in zip(inputs, found, strict=True):
+        for row in _rows(extraction):
+            table.add_row(str(one), *row)
+    return table
+
+
+def _rows(found: Extraction) -> list[tuple[str, str, str, str]]:
+    """What it is, its score, where it is, its text; a row for each thing found."""
+    rows = [(e.label, f"{e.score:.4f}", f"{e.start}-{e.end}", e.text) for e in found.entities]
+    for number, page in enumerate(found.pages, start=1):
+        for line in page.lines:
+            left, top = line.box[0]
+            where = f"page {number}, {left:.0f} {top:.0f}"
+            rows.append(("text", f"{line.score:.4f}", where, line.text))
+        for part in page.regions:
+            where = f"page {number}, " + " ".join(f"{side:.0f}" for side in part.box)
+            rows.append((part.label, f"{part.score:.4f}", where, ""))
+    rows += [
+        ("speech", "", f"{part.start_s:.2f}-{part.end_s:.2f} s", part.text)
+        for part in found.segments
+    ]
+    return rows
+
+
+def _transcripts(client: Client, model: Model, inputs: Sequence[str | Path]) -> Table:
+    table = _table("SECONDS", "LANGUAGE", "TEXT")
+    for one in inputs:
+        if isinstance(one, str):
+            raise InvalidRequest(f"{one!r} is no file")
+        said = client.transcribe(one, model.id)
+        table.add_row(f"{said.duration_s:.1f}", said.language, said.text)
+    return table
+
+
+def _vectors(client: Client, model: Model, inputs: Sequence[str | Path]) -> Table:
+    encoding = client.encode_outputs(inputs, model.id, _outputs(model))
+    table = _table("INPUT", "VECTOR", *(["COSINE TO THE FIRST"] if _comparable(encoding) else []))
+    for index, one in enumerate(inputs):
+        table.add_row(str(one), *_cells(encoding, index))
     return table
 
 
@@ -91,6 +155,9 @@ def _cells(encoding: Encoding, index: int) -> list[str]:
         lines.append(f"dense {len(vector)}: {head} ...")
     if encoding.sparse is not None:
         lines.append(_sparse_line(encoding.sparse[index]))
+    if encoding.multivector is not None:
+        n_tokens, dim = encoding.multivector[index].shape
+        lines.append(f"multivector: {n_tokens} of {dim}")
     cells = ["\n".join(lines)]
     if encoding.dense is not None and _comparable(encoding):
         first, vector = encoding.dense[0], encoding.dense[index]
