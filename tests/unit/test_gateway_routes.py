@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,7 +21,7 @@ from shoal.gateway.ask import ask
 from shoal.gateway.forms import JSON, MSGPACK
 from shoal.gateway.jobs import Answer
 from shoal.gateway.pages import description
-from shoal.gateway.routes import PAGES, TASKS
+from shoal.gateway.routes import MODELS, PAGES, TASKS
 from shoal.gateway.traffic import Traffic
 from shoal.settings import GatewaySettings
 from shoal.wire.arrays import Array
@@ -194,6 +196,14 @@ def test_openapi_is_valid_and_complete():
     document = json.loads(description(LANES))
     openapi_spec_validator.validate(document)
     assert set(document["paths"]) == {route.path for route in (*TASKS, *PAGES)}
+
+
+def test_api_page_has_every_task_route_and_every_harmless_label():
+    """The page that people wrote names each route of the table, and the labels of no harm."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(/v1/[\w/]+)` \|", page, re.MULTILINE))
+    assert named == {route.path for route in (*TASKS, MODELS)}
+    assert all(f"`{label}`" in page for label in classify.HARMLESS)
 
 
 def test_openapi_examples_can_be_read():
