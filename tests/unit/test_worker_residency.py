@@ -22,7 +22,7 @@ from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.wire.envelope import ModelState, Status, encode
 from shoal.worker.demand import MAX_WISHES, WISH_S, DemandBook
 from shoal.worker.faults import LOAD_CRASHES, LOADS_OUT_OF_MEMORY, LoadFaults, cool_down_s
-from shoal.worker.memory import Memories, host_memory, resident_bytes
+from shoal.worker.memory import GpuMemory, Memories, host_memory, resident_bytes
 from shoal.worker.peers import SILENT_S, Leases, Peers
 from shoal.worker.roster import Roster
 from shoal.worker.sizes import MAX_KEPT, SizeBook
@@ -98,18 +98,21 @@ def test_memory_without_a_limit_is_the_machines(tmp_path, limit):
 
 
 def test_memories_share_the_host_and_part_the_gpus():
-    """CPU devices have one memory together, each GPU its own; loads to come count as used."""
+    """CPU devices have one memory together, each GPU its own."""
     memories = Memories(["cpu#0", "cpu#1", "cuda:0"], budget_mib=64, share=0.5)
-    host, gpu = memories.state([], {"host": 5})
-    assert (host.name, host.devices, host.used_bytes) == ("host", ("cpu#0", "cpu#1"), 5)
+    host, gpu = memories.state([])
+    assert (host.name, host.devices, host.used_bytes) == ("host", ("cpu#0", "cpu#1"), 0)
     assert host.budget_bytes == 64 * MIB
-    assert (gpu.name, gpu.budget_bytes) == ("cuda:0", 0)  # none of its processes has spoken
+    assert gpu.name == "cuda:0"
+    memories.on_gpu("cuda:0", GpuMemory(total_bytes=100 * MIB, free_bytes=60 * MIB, held_bytes=20))
+    _, gpu = memories.state([])
+    assert (gpu.budget_bytes, gpu.used_bytes) == (55 * MIB + 20, 20)  # 5 MiB stay free
 
 
 def test_memories_give_way_to_others():
     """A budget is never more than what others leave, however much the setting allows."""
     memories = Memories(["cpu#0"], budget_mib=1 << 30, share=1.0)
-    (host,) = memories.state([], {})
+    (host,) = memories.state([])
     assert 0 < host.budget_bytes < psutil.virtual_memory().total
 
 

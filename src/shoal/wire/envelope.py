@@ -200,10 +200,10 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker can say of one model, named by its key (`id@revision`).
 
     reason: why it is unavailable, or how far its load is. token_s: device seconds of a useful
-    token, padding and launches included; 0 while unknown. bytes_per_token: what its texts have
-    had; 0 while unknown. devices: those that hold it. memory_bytes: of one copy, as measured; 0
-    while unknown. load_s: what its last load took; 0 while unknown. loading_s: for how long it has
-    been loading. idle_s: since its last batch.
+    token, padding and launches included. bytes_per_token: what its texts have had. item_s: device
+    seconds of an item. devices: those that hold it. memory_bytes: of one copy, as measured. load_s:
+    what its loads take. All of these are 0 while unknown. loading_s: for how long it has been
+    loading. idle_s: since its last batch.
     """
 
     model: str
@@ -211,6 +211,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     token_s: float = 0.0
     bytes_per_token: float = 0.0
+    item_s: float = 0.0
     devices: list[str] = []
     memory_bytes: int = 0
     load_s: float = 0.0

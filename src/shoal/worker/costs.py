@@ -36,6 +36,7 @@ class Rates:
 
     batch_s: float = 0.0
     batch_tokens: float = 0.0
+    batch_items: float = 0.0
     padded_tokens: float = 0.0
     text_bytes: float = 0.0
     text_tokens: float = 0.0
@@ -44,6 +45,11 @@ class Rates:
     def token_s(self) -> float:
         """Device seconds of a useful token."""
         return self.batch_s / self.batch_tokens if self.batch_tokens else 0.0
+
+    @property
+    def item_s(self) -> float:
+        """Device seconds of an item."""
+        return self.batch_s / self.batch_items if self.batch_items else 0.0
 
     @property
     def bytes_per_token(self) -> float:
@@ -107,6 +113,7 @@ class CostBook:
         if batch.tokens:
             rates = self.rates(entry)
             rates.batch_s = _mix(rates.batch_s, took_s)
+            rates.batch_items = _mix(rates.batch_items, len(batch.items))
             rates.batch_tokens = _mix(rates.batch_tokens, batch.tokens)
             rates.padded_tokens = _mix(rates.padded_tokens, batch.work.padded_tokens)
 

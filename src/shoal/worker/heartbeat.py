@@ -69,6 +69,7 @@ class Heartbeat:
             reason or (loads[0].phase if loads else fault.message if fault else ""),
             token_s=self._costs.token_s(entry),
             bytes_per_token=self._costs.rates(entry).bytes_per_token,
+            item_s=self._costs.rates(entry).item_s,
             devices=[device.name for device in holders],
             memory_bytes=measured.size_bytes if measured else 0,
             load_s=measured.load_s if measured else 0.0,

@@ -20,8 +20,7 @@ _SMOOTHING = 0.1
 class Line:
     """Counts what is held of one line. Tokens are exact for prepared items, else estimates.
 
-    budget_tokens: a full batch's padded tokens, as the policy says at the moment. item_tokens: of
-    a typical item.
+    budget_tokens: a full batch's padded tokens, as the policy says at the moment.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Line:
         self.waiting_tokens = 0
         self._devices = devices
         self._max_items = window_items
-        self.item_tokens = budget_tokens / 8
+        self._item_tokens = budget_tokens / 8
         self._in_flight_tokens = 0
         self._pull_size = FIRST_PULL
 
@@ -47,9 +46,9 @@ class Line:
         # Executing and staged on each device, and as much again to choose from.
         max_held_tokens = self.budget_tokens * (2 + WINDOW_BATCHES) * self._devices
         held_tokens = (
-            self.waiting_tokens + self._in_flight_tokens + self.preparing * self.item_tokens
+            self.waiting_tokens + self._in_flight_tokens + self.preparing * self._item_tokens
         )
-        by_tokens = int((max_held_tokens - held_tokens) / self.item_tokens)
+        by_tokens = int((max_held_tokens - held_tokens) / self._item_tokens)
         by_items = self._max_items - self.waiting - self.preparing
         if not (self.waiting or self.preparing or self._in_flight_tokens):
             by_tokens = max(1, by_tokens)  # an item larger than the bound must pass, too
@@ -70,7 +69,7 @@ class Line:
         """An item is ready (its tokens), or has failed on the way (0)."""
         self.preparing -= 1
         if tokens:
-            self.item_tokens += _SMOOTHING * (tokens - self.item_tokens)
+            self._item_tokens += _SMOOTHING * (tokens - self._item_tokens)
 
     def on_added(self, item: Item) -> None:
         """An item waits for its batch."""

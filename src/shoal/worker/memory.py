@@ -17,6 +17,7 @@ from shoal.core.residency import Memory
 
 HOST = "host"
 _MIB = 1024 * 1024
+_UNKNOWN_GPU_BYTES = 8 * 1024**3
 _CGROUP = Path("/sys/fs/cgroup")
 # Of the machine's memory: what is left to everything else, however little others seem to use.
 _RESERVED_SHARE = 0.05
@@ -87,12 +88,8 @@ class Memories:
         """What the processes on a GPU have reported."""
         self._gpus[name] = memory
 
-    def state(self, pids: Iterable[int], expected_bytes: dict[str, int]) -> tuple[Memory, ...]:
-        """All memories now.
-
-        pids: of the runtime processes on CPU devices. expected_bytes: by memory, what loads under
-        way will still take.
-        """
+    def state(self, pids: Iterable[int]) -> tuple[Memory, ...]:
+        """All memories now. pids: of the runtime processes on CPU devices."""
         found: list[Memory] = []
         for name, devices in self._devices.items():
             if name == HOST:
@@ -101,9 +98,10 @@ class Memories:
             else:
                 gpu = self._gpus[name]
                 total_bytes, free_bytes = gpu.total_bytes, gpu.free_bytes
+                if not total_bytes:  # no process has spoken yet: the first load will make one
+                    total_bytes = free_bytes = _UNKNOWN_GPU_BYTES
                 used_bytes = gpu.held_bytes
             budget_bytes = self._budget(total_bytes, free_bytes, used_bytes)
-            used_bytes += expected_bytes.get(name, 0)
             found.append(Memory(name, budget_bytes, used_bytes, tuple(devices)))
         return tuple(found)
 

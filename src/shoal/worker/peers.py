@@ -16,7 +16,7 @@ from shoal.clock import monotonic
 from shoal.errors import QueueUnavailable
 from shoal.queue.interface import Kept
 from shoal.queue.topology import token
-from shoal.wire.envelope import Status, UnreadableMessage, decode_status
+from shoal.wire.envelope import ModelState, Status, UnreadableMessage, decode_status
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Peers:
     def __init__(self, own: str, clock: Callable[[], float] = monotonic) -> None:
         self._own = own
         self._clock = clock
-        self._heard: dict[str, tuple[float, frozenset[str]]] = {}
+        self._heard: dict[str, tuple[float, dict[str, ModelState]]] = {}
 
     def on_status(self, data: bytes) -> None:
         """Takes a heartbeat in; one that drains has nothing any more."""
@@ -47,10 +47,9 @@ class Peers:
             return
         if len(self._heard) >= MAX_PEERS:
             self._heard.pop(next(iter(self._heard)))
-        there = frozenset(m.model for m in status.models if m.state in ("resident", "loading"))
-        self._heard[status.worker] = (self._clock(), there)
+        self._heard[status.worker] = (self._clock(), {m.model: m for m in status.models})
 
-    def _live(self) -> list[frozenset[str]]:
+    def _live(self) -> list[dict[str, ModelState]]:
         now_s = self._clock()
         while self._heard and next(iter(self._heard.values()))[0] < now_s - SILENT_S:
             del self._heard[next(iter(self._heard))]
@@ -65,9 +64,15 @@ class Peers:
         """How many other workers hold or load each model."""
         counts: dict[str, int] = {}
         for models in self._live():
-            for model in models:
-                counts[model] = counts.get(model, 0) + 1
+            for model, state in models.items():
+                if state.state in ("resident", "loading"):
+                    counts[model] = counts.get(model, 0) + 1
         return counts
+
+    def known(self, model: str) -> ModelState | None:
+        """What a worker says of a model who has run it; None when none has."""
+        states = (models.get(model) for models in self._live())
+        return next((state for state in states if state is not None and state.item_s), None)
 
 
 @dataclass(slots=True)

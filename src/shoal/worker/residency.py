@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
@@ -29,12 +30,12 @@ from shoal.core.residency import (
     ResidencyPolicy,
     fits,
 )
-from shoal.errors import OutOfMemory, QueueUnavailable
+from shoal.errors import OutOfMemory, QueueUnavailable, ShoalError
 from shoal.queue.interface import Queue
 from shoal.wire.envelope import Nudge, UnreadableMessage, decode_nudge
 from shoal.worker.costs import CostBook
 from shoal.worker.demand import DemandBook
-from shoal.worker.memory import Memories, memory_of
+from shoal.worker.memory import HOST, GpuMemory, Memories, memory_of
 from shoal.worker.peers import LEASE_S, Lease, Leases, Peers
 from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
@@ -42,11 +43,19 @@ from shoal.worker.roster import Roster
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
+GPU_LOOK_S = 1.0
 COUNT_ALL_RESIDENT_S = 1.0
 MAX_LOADS_AT_ONCE = 8  # of one model, in a pool
 RETIRED_IDLE_S = 5.0
 PROCESS_IDLE_S = 10.0
 _NO_LEASE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    size_bytes: int
+    load_s: float
+    measured: bool
 
 
 class Residency:
@@ -81,7 +90,9 @@ class Residency:
         self._leases = Leases(queue.leases, worker)
         self._demand = DemandBook()
         self._counted_s = -math.inf
+        self._asked_s = -math.inf
         self._refused: dict[str, float] = {}
+        self._beside_bytes: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -141,6 +152,7 @@ class Residency:
                 await asyncio.wait_for(self._wake.wait(), LOOK_S)
             self._wake.clear()
             await self._count()
+            await self._ask_gpus()
             if not self._draining:
                 await self._step()
 
@@ -159,6 +171,25 @@ class Residency:
             log.debug("counts: %s", error)
             return
         self._demand.on_counts(counts, here, now_s)
+
+    async def _ask_gpus(self) -> None:
+        """What the processes on each GPU hold of its memory; the host's is read without them."""
+        now_s = monotonic()
+        if now_s - self._asked_s < GPU_LOOK_S:
+            return
+        self._asked_s = now_s
+        for device in self.residents.devices:
+            if memory_of(device.name) == HOST:
+                continue
+            gpu = GpuMemory()
+            for process in device.processes.values():
+                try:
+                    told = await process.live().memory()
+                except ShoalError:  # it does not run, and holds nothing
+                    continue
+                gpu.total_bytes, gpu.free_bytes = told.device_total_bytes, told.device_free_bytes
+                gpu.held_bytes += told.device_bytes
+            self._memories.on_gpu(device.name, gpu)
 
     async def _step(self) -> None:
         now_s = monotonic()
@@ -250,10 +281,11 @@ class Residency:
             for device in devices
             for key, loaded in device.resident.items()
         ]
-        elsewhere, memories = self._peers.copies(), self.memories()
-        most_bytes = max((_most_bytes(memory, copies) for memory in memories), default=0)
+        elsewhere = self._peers.copies()
+        memories = [self._for_models(memory, copies) for memory in self.memories()]
+        most_bytes = max((memory.budget_bytes for memory in memories), default=0)
         return Held(
-            memories=memories,
+            memories=tuple(memories),
             copies=tuple(copies),
             demands=tuple(
                 self._demand_of(entry, elsewhere, most_bytes, now_s)
@@ -263,23 +295,33 @@ class Residency:
             idle_devices=frozenset(d.name for d in devices if not d.in_flight),
         )
 
-    def _expected_bytes(self) -> dict[str, int]:
-        """By memory, what loads under way will still take."""
-        expected: dict[str, int] = {}
-        for device in self.residents.devices:
-            name = memory_of(device.name)
-            for loading in device.loading.values():
-                size_bytes = self.residents.sizes.size_bytes(loading.entry)
-                expected[name] = expected.get(name, 0) + size_bytes
-        return expected
+    def _for_models(self, memory: Memory, copies: Iterable[Copy]) -> Memory:
+        """A memory without what the processes take beside their models: no eviction frees that.
+
+        What they take is known while nothing is being loaded; a load under way counts with the
+        size that it is expected to have.
+        """
+        models_bytes = sum(copy.size_bytes for copy in copies if copy.device in memory.devices)
+        loads = [
+            loading.entry
+            for device in self.residents.devices
+            if device.name in memory.devices
+            for loading in device.loading.values()
+        ]
+        if not loads:
+            self._beside_bytes[memory.name] = max(0, memory.used_bytes - models_bytes)
+        beside_bytes = self._beside_bytes.get(memory.name, 0)
+        return replace(
+            memory,
+            budget_bytes=max(0, memory.budget_bytes - beside_bytes),
+            used_bytes=models_bytes + sum(self.residents.sizes.size_bytes(e) for e in loads),
+        )
 
     def _demand_of(
         self, entry: Entry, elsewhere: dict[str, int], most_bytes: int, now_s: float
     ) -> Demand:
-        key, sizes = entry.key, self.residents.sizes
-        size_bytes = sizes.size_bytes(entry)
-        if sizes.is_corrected(entry):  # no guess of ours may rule a model out
-            size_bytes = min(size_bytes, most_bytes)
+        key = entry.key
+        size = self._size(entry, most_bytes)
         retired = key in self._roster.retired
         wished = self._demand.wished(key, now_s)
         pinned = entry.pinned and not retired
@@ -287,9 +329,9 @@ class Residency:
         there = elsewhere.get(key, 0)
         return Demand(
             model=key,
-            size_bytes=size_bytes,
-            load_s=sizes.load_s(entry),
-            measured=sizes.measured(entry) is not None,
+            size_bytes=size.size_bytes,
+            load_s=size.load_s,
+            measured=size.measured,
             waiting=self._waiting(key),
             waited_s=self._demand.waited_s(key),
             backlog_s=self._backlog_s(entry),
@@ -300,17 +342,32 @@ class Residency:
             blocked=self.residents.fault(entry) is not None or self._refused_lately(key, now_s),
         )
 
+    def _size(self, entry: Entry, most_bytes: int) -> _Size:
+        """What a copy takes: as measured here, else by another worker, else as the entry says."""
+        sizes, key = self.residents.sizes, entry.key
+        if sizes.is_corrected(entry):  # a guess of ours must not rule a model out
+            return _Size(min(sizes.size_bytes(entry), most_bytes), sizes.load_s(entry), True)
+        peer = self._peers.known(key)
+        if sizes.measured(entry) is None and peer is not None and peer.memory_bytes:
+            return _Size(peer.memory_bytes, peer.load_s, True)
+        measured = sizes.measured(entry) is not None
+        return _Size(sizes.size_bytes(entry), sizes.load_s(entry), measured)
+
     def _waiting(self, key: str) -> int:
         """Items that wait or run, here or at the broker."""
         here = sum(line.waiting + line.preparing for line in self._roster.lines_of(key))
         return max(here, self._demand.waiting.get(key, 0))
 
     def _backlog_s(self, entry: Entry) -> float:
-        """Device seconds of what waits, by what its items took so far."""
-        token_s = self._costs.token_s(entry) or 1.0 / entry.profile.tokens_per_s
-        lines = self._roster.lines_of(entry.key)
-        item_tokens = max((line.item_tokens for line in lines), default=0.0)
-        return self._waiting(entry.key) * item_tokens * token_s
+        """Device seconds of what waits, by what its items took so far, here or elsewhere."""
+        waiting = self._waiting(entry.key)
+        if not waiting:
+            return 0.0
+        item_s = self._costs.rates(entry).item_s
+        if not item_s:
+            peer = self._peers.known(entry.key)
+            item_s = peer.item_s if peer else 0.0
+        return waiting * item_s
 
     def _refused_lately(self, key: str, now_s: float) -> bool:
         until_s = self._refused.get(key)
@@ -341,20 +398,14 @@ class Residency:
         task.add_done_callback(self._tasks.discard)
 
     def memories(self) -> tuple[Memory, ...]:
-        """The memories now, loads under way included."""
-        return self._memories.state(self.residents.pids(), self._expected_bytes())
+        """The memories now, as they are measured."""
+        return self._memories.state(self.residents.pids())
 
     async def close(self) -> None:
         """Ends what is left."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _most_bytes(memory: Memory, copies: Iterable[Copy]) -> int:
-    """What one model could have if all others left; the processes themselves stay."""
-    evictable_bytes = sum(c.size_bytes for c in copies if c.device in memory.devices)
-    return memory.budget_bytes - max(0, memory.used_bytes - evictable_bytes)
 
 
 async def _nobody() -> None:
