@@ -43,23 +43,30 @@ def reading(
 
     field: where the route has its file; None where it takes none.
     """
-    sent = (content_type or b"")[:512].decode("latin-1")
-    name = sent.partition(";")[0].strip().lower()
-    if field is not None and _RAW.fullmatch(name):
-        return lambda body: _converted(reader, [*_query(query), (field, File(body))])
-    if field is not None and name == MULTIPART:
-        boundary = parse_options_header(sent)[1].get(b"boundary", b"")
-        if not 0 < len(boundary) <= 70:
-            raise UnsupportedMedia(f"{MULTIPART} needs a boundary", param="Content-Type")
-        return lambda body: _converted(reader, _parts(body, boundary))
     try:
         form = sent_form(content_type)
     except UnsupportedMedia as error:
         if field is None:
             raise
+        return _of_file(content_type or b"", query, reader, field, error)
+    return lambda body: reader.read(body, form)
+
+
+def _of_file(
+    content_type: bytes, query: bytes, reader: Reader[S], field: str, error: UnsupportedMedia
+) -> Callable[[bytes], S]:
+    """As `reading`, for what is neither JSON nor MessagePack. error: the refusal of it."""
+    sent = content_type[:512].decode("latin-1")
+    name = sent.partition(";")[0].strip().lower()
+    if _RAW.fullmatch(name):
+        return lambda body: _converted(reader, [*_query(query), (field, File(body))])
+    if name != MULTIPART:
         also = ", ".join((*RAW_TYPES, MULTIPART))
         raise UnsupportedMedia(f"{error.message}; for files: {also}", param=error.param) from error
-    return lambda body: reader.read(body, form)
+    boundary = parse_options_header(sent)[1].get(b"boundary", b"")
+    if not 0 < len(boundary) <= 70:
+        raise UnsupportedMedia(f"{MULTIPART} needs a boundary", param="Content-Type") from error
+    return lambda body: _converted(reader, _parts(body, boundary))
 
 
 def _query(query: bytes) -> Pairs:
