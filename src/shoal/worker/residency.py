@@ -14,15 +14,12 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
 
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.core.residency import (
     Action,
     Close,
-    Copy,
-    Demand,
     Evict,
     Held,
     Load,
@@ -33,11 +30,9 @@ from shoal.core.residency import (
 from shoal.errors import OutOfMemory, QueueUnavailable, ShoalError
 from shoal.queue.interface import Queue
 from shoal.wire.envelope import Nudge, UnreadableMessage, decode_nudge
-from shoal.worker.costs import CostBook
-from shoal.worker.demand import DemandBook
 from shoal.worker.memory import HOST, GpuMemory, Memories, memory_of
-from shoal.worker.peers import LEASE_S, Lease, Leases, Peers
-from shoal.worker.resident import Residents
+from shoal.worker.peers import LEASE_S, Lease, Leases
+from shoal.worker.picture import Picture
 from shoal.worker.roster import Roster
 
 log = logging.getLogger(__name__)
@@ -46,16 +41,8 @@ LOOK_S = 0.1
 GPU_LOOK_S = 1.0
 COUNT_ALL_RESIDENT_S = 1.0
 MAX_LOADS_AT_ONCE = 8  # of one model, in a pool
-RETIRED_IDLE_S = 5.0
 PROCESS_IDLE_S = 10.0
 _NO_LEASE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    size_bytes: int
-    load_s: float
-    measured: bool
 
 
 class Residency:
@@ -69,37 +56,37 @@ class Residency:
         self,
         queue: Queue,
         roster: Roster,
-        residents: Residents,
+        picture: Picture,
         policy: ResidencyPolicy,
         *,
         memories: Memories,
-        peers: Peers,
-        costs: CostBook,
         worker: str,
     ) -> None:
         self.on_open: Callable[[Entry], None] = lambda _: None
         self.on_told: Callable[[], Awaitable[None]] = _nobody
-        self.residents = residents
+        self.residents = picture.residents
         self._queue = queue
         self._roster = roster
         self._policy = policy
         self._memories = memories
-        self._peers = peers
-        self._costs = costs
+        self._picture = picture
+        self._peers = picture.peers
+        self._demand = picture.demand
         self._worker = worker
         self._leases = Leases(queue.leases, worker)
-        self._demand = DemandBook()
         self._counted_s = -math.inf
         self._asked_s = -math.inf
-        self._refused: dict[str, float] = {}
-        self._beside_bytes: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
 
     def wants(self, entry: Entry) -> bool:
-        """Whether this worker pulls a model's items: it is loaded here, or on its way."""
-        return self.residents.state(entry) in ("resident", "loading")
+        """Whether this worker pulls a model's items: it is loaded here, or on its way.
+
+        Where it cannot be loaded and there is no other worker, its items are pulled to be told so.
+        """
+        state = self.residents.state(entry)
+        return state in ("resident", "loading") or (state == "unavailable" and self._peers.alone)
 
     def on_arrival(self, model: str) -> None:
         """An item of a model has come."""
@@ -193,7 +180,7 @@ class Residency:
 
     async def _step(self) -> None:
         now_s = monotonic()
-        held = self._held(now_s)
+        held = self._picture.held(now_s)
         actions = self._policy.plan(held, now_s)
         for device in self.residents.devices:
             device.closing = {
@@ -236,7 +223,7 @@ class Residency:
             except QueueUnavailable as error:
                 log.debug("lease: %s", error)
             if lease is None:
-                self._refused[action.model] = monotonic() + _NO_LEASE_S
+                self._picture.refuse(action.model, _NO_LEASE_S)
                 return
         log.info("loading %s on %s: %s", action.model, action.device, action.why)
         task = self.residents.load(entry, self.residents.device(action.device))
@@ -247,7 +234,9 @@ class Residency:
 
     def _slots(self, entry: Entry) -> int:
         """How many workers may load a model at once: as many as its backlog gives work to."""
-        needed = math.ceil(self._backlog_s(entry) / max(0.1, self.residents.sizes.load_s(entry)))
+        needed = math.ceil(
+            self._picture.backlog_s(entry) / max(0.1, self.residents.sizes.load_s(entry))
+        )
         there = self._peers.copies().get(entry.key, 0)
         return min(MAX_LOADS_AT_ONCE, max(1, needed - there))
 
@@ -264,116 +253,6 @@ class Residency:
         await self.on_told()
         if lease is not None:
             await self._leases.release(lease)
-
-    # --- what the policy is told
-
-    def _held(self, now_s: float) -> Held:
-        devices = self.residents.devices
-        copies = [
-            Copy(
-                key,
-                device.name,
-                loaded.size_bytes,
-                loaded.since_s,
-                loaded.used_s,
-                busy=device.is_busy(key),
-            )
-            for device in devices
-            for key, loaded in device.resident.items()
-        ]
-        elsewhere = self._peers.copies()
-        memories = [self._for_models(memory, copies) for memory in self.memories()]
-        most_bytes = max((memory.budget_bytes for memory in memories), default=0)
-        return Held(
-            memories=tuple(memories),
-            copies=tuple(copies),
-            demands=tuple(
-                self._demand_of(entry, elsewhere, most_bytes, now_s)
-                for entry in self._roster.servable()
-            ),
-            loading=tuple((key, device.name) for device in devices for key in device.loading),
-            idle_devices=frozenset(d.name for d in devices if not d.in_flight),
-        )
-
-    def _for_models(self, memory: Memory, copies: Iterable[Copy]) -> Memory:
-        """A memory without what the processes take beside their models: no eviction frees that.
-
-        What they take is known while nothing is being loaded; a load under way counts with the
-        size that it is expected to have.
-        """
-        models_bytes = sum(copy.size_bytes for copy in copies if copy.device in memory.devices)
-        loads = [
-            loading.entry
-            for device in self.residents.devices
-            if device.name in memory.devices
-            for loading in device.loading.values()
-        ]
-        if not loads:
-            self._beside_bytes[memory.name] = max(0, memory.used_bytes - models_bytes)
-        beside_bytes = self._beside_bytes.get(memory.name, 0)
-        return replace(
-            memory,
-            budget_bytes=max(0, memory.budget_bytes - beside_bytes),
-            used_bytes=models_bytes + sum(self.residents.sizes.size_bytes(e) for e in loads),
-        )
-
-    def _demand_of(
-        self, entry: Entry, elsewhere: dict[str, int], most_bytes: int, now_s: float
-    ) -> Demand:
-        key = entry.key
-        size = self._size(entry, most_bytes)
-        retired = key in self._roster.retired
-        wished = self._demand.wished(key, now_s)
-        pinned = entry.pinned and not retired
-        least = 0 if retired else max(entry.min_replicas, int(pinned))
-        there = elsewhere.get(key, 0)
-        return Demand(
-            model=key,
-            size_bytes=size.size_bytes,
-            load_s=size.load_s,
-            measured=size.measured,
-            waiting=self._waiting(key),
-            waited_s=self._demand.waited_s(key),
-            backlog_s=self._backlog_s(entry),
-            pinned=pinned,
-            min_copies=there + 1 if wished else least,
-            elsewhere=there,
-            idle_timeout_s=RETIRED_IDLE_S if retired else entry.idle_timeout_s,
-            blocked=self.residents.fault(entry) is not None or self._refused_lately(key, now_s),
-        )
-
-    def _size(self, entry: Entry, most_bytes: int) -> _Size:
-        """What a copy takes: as measured here, else by another worker, else as the entry says."""
-        sizes, key = self.residents.sizes, entry.key
-        if sizes.is_corrected(entry):  # a guess of ours must not rule a model out
-            return _Size(min(sizes.size_bytes(entry), most_bytes), sizes.load_s(entry), True)
-        peer = self._peers.known(key)
-        if sizes.measured(entry) is None and peer is not None and peer.memory_bytes:
-            return _Size(peer.memory_bytes, peer.load_s, True)
-        measured = sizes.measured(entry) is not None
-        return _Size(sizes.size_bytes(entry), sizes.load_s(entry), measured)
-
-    def _waiting(self, key: str) -> int:
-        """Items that wait or run, here or at the broker."""
-        here = sum(line.waiting + line.preparing for line in self._roster.lines_of(key))
-        return max(here, self._demand.waiting.get(key, 0))
-
-    def _backlog_s(self, entry: Entry) -> float:
-        """Device seconds of what waits, by what its items took so far, here or elsewhere."""
-        waiting = self._waiting(entry.key)
-        if not waiting:
-            return 0.0
-        item_s = self._costs.rates(entry).item_s
-        if not item_s:
-            peer = self._peers.known(entry.key)
-            item_s = peer.item_s if peer else 0.0
-        return waiting * item_s
-
-    def _refused_lately(self, key: str, now_s: float) -> bool:
-        until_s = self._refused.get(key)
-        if until_s is not None and until_s <= now_s:
-            del self._refused[key]
-        return until_s is not None and until_s > now_s
 
     # --- what no plan can do
 
@@ -399,7 +278,7 @@ class Residency:
 
     def memories(self) -> tuple[Memory, ...]:
         """The memories now, as they are measured."""
-        return self._memories.state(self.residents.pids())
+        return self._picture.memories()
 
     async def close(self) -> None:
         """Ends what is left."""

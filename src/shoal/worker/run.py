@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import uvloop
@@ -42,6 +42,7 @@ from shoal.worker.intake import Intake
 from shoal.worker.memory import Memories
 from shoal.worker.metrics import Metrics
 from shoal.worker.peers import Peers
+from shoal.worker.picture import Picture
 from shoal.worker.residency import Residency
 from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
@@ -91,23 +92,15 @@ class Worker:
             max_attempts=settings.max_attempts,
             inline_max=settings.inline_max_bytes,
         )
-        residents = Residents(
-            devices,
-            threads=settings.threads,
-            cache_dir=settings.cache_dir,
-            load_timeout_s=settings.load_timeout_s,
-            sizes=self._sizes,
-            on_change=self._on_change,
-        )
         self._peers = Peers(self.name)
+        memories = Memories(devices, budget_mib=settings.memory_mib, share=settings.memory_share)
+        residents = self._make_residents(devices)
         self._residency = Residency(
             queue,
             self._roster,
-            residents,
+            Picture(self._roster, residents, memories, self._peers, costs=self._costs),
             ResidencyPlanner(make_ranking(settings.residency)),
-            memories=Memories(devices, budget_mib=settings.memory_mib, share=settings.memory_share),
-            peers=self._peers,
-            costs=self._costs,
+            memories=memories,
             worker=self.name,
         )
         self._dispatch = Dispatch(
@@ -133,6 +126,19 @@ class Worker:
             self.name, self._roster, self._residency, self._held, costs=self._costs, metrics=metrics
         )
         self._metrics = metrics
+        self._connect_rooms()
+
+    def _make_residents(self, devices: Sequence[str]) -> Residents:
+        return Residents(
+            devices,
+            threads=self._settings.threads,
+            cache_dir=self._settings.cache_dir,
+            load_timeout_s=self._settings.load_timeout_s,
+            sizes=self._sizes,
+            on_change=self._on_change,
+        )
+
+    def _connect_rooms(self) -> None:
         self._dispatch.on_room = self._intake.pull
         self._dispatch.on_idle = self._residency.wake
         self._residency.on_open = self._intake.pull_model

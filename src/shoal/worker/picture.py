@@ -1,0 +1,168 @@
+"""What the residency policy is told: the worker as it is at one moment.
+
+Owns putting together what the other rooms know: copies, memories, what is asked of each model,
+what it takes and who else has it. Does not own measuring any of it, or what follows (`residency`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from shoal.catalog.schema import Entry
+from shoal.clock import monotonic
+from shoal.core.residency import Copy, Demand, Held, Memory
+from shoal.worker.costs import CostBook
+from shoal.worker.demand import DemandBook
+from shoal.worker.memory import Memories
+from shoal.worker.peers import Peers
+from shoal.worker.resident import Residents
+from shoal.worker.roster import Roster
+
+RETIRED_IDLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    size_bytes: int
+    load_s: float
+    measured: bool
+
+
+class Picture:
+    """The worker's models, devices and memories, for the policy."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        residents: Residents,
+        memories: Memories,
+        peers: Peers,
+        *,
+        costs: CostBook,
+    ) -> None:
+        self.residents = residents
+        self.peers = peers
+        self.demand = DemandBook()
+        self._roster = roster
+        self._memories = memories
+        self._costs = costs
+        self._refused: dict[str, float] = {}
+        self._beside_bytes: dict[str, int] = {}
+
+    def refuse(self, model: str, for_s: float) -> None:
+        """Other workers load it just now: it is not tried here for a while."""
+        self._refused[model] = monotonic() + for_s
+
+    def memories(self) -> tuple[Memory, ...]:
+        """The memories now, as they are measured."""
+        return self._memories.state(self.residents.pids())
+
+    def held(self, now_s: float) -> Held:
+        """All of it."""
+        devices = self.residents.devices
+        copies = [
+            Copy(
+                key,
+                device.name,
+                loaded.size_bytes,
+                loaded.since_s,
+                loaded.used_s,
+                busy=device.is_busy(key),
+            )
+            for device in devices
+            for key, loaded in device.resident.items()
+        ]
+        elsewhere = self.peers.copies()
+        memories = [self._for_models(memory, copies) for memory in self.memories()]
+        most_bytes = max((memory.budget_bytes for memory in memories), default=0)
+        return Held(
+            memories=tuple(memories),
+            copies=tuple(copies),
+            demands=tuple(
+                self._demand_of(entry, elsewhere, most_bytes, now_s)
+                for entry in self._roster.servable()
+            ),
+            loading=tuple((key, device.name) for device in devices for key in device.loading),
+            idle_devices=frozenset(d.name for d in devices if not d.in_flight),
+        )
+
+    def _for_models(self, memory: Memory, copies: Iterable[Copy]) -> Memory:
+        """A memory without what the processes take beside their models: no eviction frees that.
+
+        What they take is known while nothing is being loaded; a load under way counts with the
+        size that it is expected to have.
+        """
+        models_bytes = sum(copy.size_bytes for copy in copies if copy.device in memory.devices)
+        loads = [
+            loading.entry
+            for device in self.residents.devices
+            if device.name in memory.devices
+            for loading in device.loading.values()
+        ]
+        if not loads:
+            self._beside_bytes[memory.name] = max(0, memory.used_bytes - models_bytes)
+        beside_bytes = self._beside_bytes.get(memory.name, 0)
+        return replace(
+            memory,
+            budget_bytes=max(0, memory.budget_bytes - beside_bytes),
+            used_bytes=models_bytes + sum(self.residents.sizes.size_bytes(e) for e in loads),
+        )
+
+    def _demand_of(
+        self, entry: Entry, elsewhere: dict[str, int], most_bytes: int, now_s: float
+    ) -> Demand:
+        key = entry.key
+        size = self._size(entry, most_bytes)
+        retired = key in self._roster.retired
+        wished = self.demand.wished(key, now_s)
+        pinned = entry.pinned and not retired
+        least = 0 if retired else max(entry.min_replicas, int(pinned))
+        there = elsewhere.get(key, 0)
+        return Demand(
+            model=key,
+            size_bytes=size.size_bytes,
+            load_s=size.load_s,
+            measured=size.measured,
+            waiting=self._waiting(key),
+            waited_s=self.demand.waited_s(key),
+            backlog_s=self.backlog_s(entry),
+            pinned=pinned,
+            min_copies=there + 1 if wished else least,
+            elsewhere=there,
+            idle_timeout_s=RETIRED_IDLE_S if retired else entry.idle_timeout_s,
+            blocked=self.residents.fault(entry) is not None or self._refused_lately(key, now_s),
+        )
+
+    def _size(self, entry: Entry, most_bytes: int) -> _Size:
+        """What a copy takes: as measured here, else by another worker, else as the entry says."""
+        sizes, key = self.residents.sizes, entry.key
+        if sizes.is_corrected(entry):  # a guess of ours must not rule a model out
+            return _Size(min(sizes.size_bytes(entry), most_bytes), sizes.load_s(entry), True)
+        peer = self.peers.known(key)
+        if sizes.measured(entry) is None and peer is not None and peer.memory_bytes:
+            return _Size(peer.memory_bytes, peer.load_s, True)
+        measured = sizes.measured(entry) is not None
+        return _Size(sizes.size_bytes(entry), sizes.load_s(entry), measured)
+
+    def _waiting(self, key: str) -> int:
+        """Items that wait or run, here or at the broker."""
+        here = sum(line.waiting + line.preparing for line in self._roster.lines_of(key))
+        return max(here, self.demand.waiting.get(key, 0))
+
+    def backlog_s(self, entry: Entry) -> float:
+        """Device seconds of what waits, by what its items took so far, here or elsewhere."""
+        waiting = self._waiting(entry.key)
+        if not waiting:
+            return 0.0
+        item_s = self._costs.rates(entry).item_s
+        if not item_s:
+            peer = self.peers.known(entry.key)
+            item_s = peer.item_s if peer else 0.0
+        return waiting * item_s
+
+    def _refused_lately(self, key: str, now_s: float) -> bool:
+        until_s = self._refused.get(key)
+        if until_s is not None and until_s <= now_s:
+            del self._refused[key]
+        return until_s is not None and until_s > now_s
