@@ -57,6 +57,7 @@ class Preparation:
 
 
 # `imagenet`: statistics of the ImageNet training set, as torchvision's networks use them.
+# `tensorflow`: colours from about -1 to 1, as EfficientNet-lite was trained.
 # `caffe`: the means of the same set that networks of Caffe subtract, rounded.
 PREPARATIONS = {
     "imagenet": Preparation(
@@ -64,6 +65,7 @@ PREPARATIONS = {
         scale=(58.395, 57.12, 57.375),
     ),
     "caffe": Preparation(squash=True, bgr=True, mean=(104.0, 117.0, 123.0), scale=(1.0, 1.0, 1.0)),
+    "tensorflow": Preparation(mean=(127.0, 127.0, 127.0), scale=(128.0, 128.0, 128.0)),
     "unit": Preparation(),
 }
 

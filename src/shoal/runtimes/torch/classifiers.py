@@ -14,7 +14,7 @@ import numpy as np
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec
 from shoal.runtimes.bert import labels_of, positive_of
-from shoal.runtimes.heads import Head, Layer, as_float32
+from shoal.runtimes.heads import Head, Layer, as_float32, called
 from shoal.runtimes.torch.shape import Part, Plan
 from shoal.runtimes.torch.tensors import Tensors
 
@@ -38,7 +38,7 @@ def classifier_of(
     for weight, _ in layers:
         if weight.ndim != 2 or weight.shape[1] != wide:
             raise ModelUnavailable(f"{spec.key}: its classifier does not read {wide} numbers")
-    labels = tuple(spec.labels) or labels_of(config, len(layers[-1][1]))
+    labels = called(labels_of(config, len(layers[-1][1])), spec.labels, spec.key)
     return Head(
         layers,
         labels,

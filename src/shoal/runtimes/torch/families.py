@@ -92,7 +92,9 @@ FAMILIES: dict[str, Family] = {
         DECODERS,
     ),
 }
-ABOUT = {name: family.about for name, family in FAMILIES.items()}
+# Image networks have no config.json: the catalog entry names the family.
+IMAGES = {"efficientnet": "EfficientNet and EfficientNet-lite image classifiers and encoders"}
+ABOUT = {name: family.about for name, family in FAMILIES.items()} | IMAGES
 
 
 def find(config: Mapping[str, Any], forced: str | None, where: str) -> Family:
@@ -119,4 +121,4 @@ def find(config: Mapping[str, Any], forced: str | None, where: str) -> Family:
 
 
 def _unknown(where: str, what: str) -> ModelUnavailable:
-    return ModelUnavailable(f"{where}: {what} is not supported; known: {', '.join(FAMILIES)}")
+    return ModelUnavailable(f"{where}: {what} is not supported; known: {', '.join(ABOUT)}")

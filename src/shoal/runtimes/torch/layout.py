@@ -50,10 +50,8 @@ def _measure(network: Measured, budget_tokens: int) -> bool:
     longest = min(network.limits.tokens, budget_tokens)
     lengths = [min(length, longest) for length in LENGTHS]
     network.packs = True
-    begun_s = monotonic()
-    _run(network, lengths[:1], budget_tokens)
-    token_s = (monotonic() - begun_s) / lengths[0]
-    # A pass of each layout in every round, after that first one.
+    token_s = min(_timed_s(network, lengths[:1], budget_tokens) for _ in range(2)) / lengths[0]
+    # A pass of each layout in every round, after those short ones.
     affordable = BUDGET_S / (2 * _ROUNDS) / token_s
     few = [length for at, length in enumerate(lengths) if sum(lengths[: at + 1]) <= affordable]
     if len(few) < 3:
@@ -62,15 +60,15 @@ def _measure(network: Measured, budget_tokens: int) -> bool:
     for _ in range(_ROUNDS):
         for packs in (True, False):
             network.packs = packs
-            begun_s = monotonic()
-            _run(network, few, budget_tokens)
-            best_s[packs] = min(best_s[packs], monotonic() - begun_s)
+            best_s[packs] = min(best_s[packs], _timed_s(network, few, budget_tokens))
     return best_s[True] <= best_s[False] * _GAIN
 
 
-def _run(network: Measured, lengths: Sequence[int], budget_tokens: int) -> None:
-    """Runs sequences of those lengths as the network's present layout would."""
+def _timed_s(network: Measured, lengths: Sequence[int], budget_tokens: int) -> float:
+    """Seconds that sequences of those lengths take in the network's present layout."""
     ordered = sorted(lengths)
+    begun_s = monotonic()
     groups = [range(len(ordered))] if network.packs else partition(ordered, budget_tokens)
     for group in groups:
         network.hidden([TokenSequence(np.zeros(ordered[i], "<u2").tobytes(), 2) for i in group])
+    return monotonic() - begun_s

@@ -10,8 +10,7 @@ reading tensors (`tensors`), or items (`shoal.runtimes.encoder`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.errors import ModelUnavailable, OutOfMemory, RunFailed
+from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec
 from shoal.runtimes.bert import Floats, read_config
 from shoal.runtimes.checkpoint import read_weights
@@ -32,7 +31,7 @@ from shoal.runtimes.torch.classifiers import classifier_of
 from shoal.runtimes.torch.families import find
 from shoal.runtimes.torch.linear import STOCK, Linear
 from shoal.runtimes.torch.shape import Config, LayerShape, Names, Plan, Shape
-from shoal.runtimes.torch.tensors import Pair, Tensors
+from shoal.runtimes.torch.tensors import Pair, Tensors, mapped_errors
 from shoal.runtimes.torch.towers import ACTIVATIONS, Tower, normed
 
 Parts = Mapping[str, Pair]
@@ -260,17 +259,6 @@ def _sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "k_norm": (shape.head_dim,),
         **dict.fromkeys(norms, (wide,)),
     }
-
-
-@contextmanager
-def mapped_errors(where: str) -> Iterator[None]:
-    """Turns torch's errors into ours; its CPU allocator has no class of error of its own."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-            raise OutOfMemory(f"{where}: no memory left on the device") from error
-        raise RunFailed(f"{where}: {error}") from error
 
 
 def _numpy(x: Tensor) -> Floats:

@@ -28,11 +28,13 @@ from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
+from shoal.runtimes.torch.families import IMAGES
 
 if TYPE_CHECKING:
     import torch
 
     from shoal.runtimes.torch.network import TorchTransformer
+    from shoal.runtimes.torch.pictures import LoadedPictures
 
 USUAL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
@@ -56,7 +58,7 @@ class TorchRuntime:
         self._threads = threads
         self._linear = choose(device)
         self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), packing=device == "cpu")
-        self._models: dict[str, LoadedModel] = {}
+        self._models: dict[str, LoadedModel | LoadedPictures] = {}
         self._lower: set[str] = set()
 
     def load(self, spec: ModelSpec) -> bool:
@@ -64,6 +66,8 @@ class TorchRuntime:
         import torch
 
         path = locate(spec, USUAL_FILES)
+        if spec.family in IMAGES:
+            return self._load_pictures(spec, path)
         dtype = _dtype(spec, path)
         packing = spec.options.get("packing", "auto")
         if packing not in (True, False, "auto"):
@@ -78,6 +82,13 @@ class TorchRuntime:
         self._lower.discard(spec.key)
         if dtype != torch.float32:
             self._lower.add(spec.key)
+        return False
+
+    def _load_pictures(self, spec: ModelSpec, path: Path) -> bool:
+        from shoal.runtimes.torch.pictures import LoadedPictures
+
+        self._models[spec.key] = LoadedPictures(spec, path, device=self._device)
+        self._lower.discard(spec.key)
         return False
 
     def _network(self, spec: ModelSpec, path: Path, dtype: torch.dtype) -> TorchTransformer:

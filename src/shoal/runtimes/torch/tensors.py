@@ -1,21 +1,23 @@
 """The tensors of a checkpoint by the network's own names, checked, on a device, in a precision.
 
 Owns finding each part in the file (prefixes, the old names of a norm's tensors, blocks of fused
-matrices), checking its shape against `config.json`, and counting bytes. On the CPU in float32 the
+matrices), checking its shape against `config.json`, counting bytes, and what torch's errors are
+to us. On the CPU in float32 the
 tensors lie on the mapped file itself: nothing is copied, and processes that load the same
 checkpoint share its pages. Does not own what is computed with them (`network`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import ModelUnavailable
+from shoal.errors import ModelUnavailable, OutOfMemory, RunFailed
 from shoal.runtimes.checkpoint import Weights
 from shoal.runtimes.torch.shape import Part
 
@@ -121,3 +123,14 @@ def _canonical(stored: str, prefixes: tuple[str, ...]) -> str:
     if name.endswith("LayerNorm.gamma"):
         return name.removesuffix("gamma") + "weight"
     return name.removesuffix("beta") + "bias" if name.endswith("LayerNorm.beta") else name
+
+
+@contextmanager
+def mapped_errors(where: str) -> Iterator[None]:
+    """Turns torch's errors into ours; its CPU allocator has no class of error of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise OutOfMemory(f"{where}: no memory left on the device") from error
+        raise RunFailed(f"{where}: {error}") from error
