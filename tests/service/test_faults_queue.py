@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 
+import psutil
 import pytest
 import uvloop
 
@@ -50,6 +51,8 @@ def test_faults_queue_items_on_their_way_to_a_dying_broker_are_sent_again(tmp_pa
         queue = await opened(server, storage)
         refused, got = [], []
         server.process.send_signal(signal.SIGSTOP)
+        stopped = psutil.Process(server.process.pid)  # a busy machine takes its time to stop it
+        await until(lambda: stopped.status() == psutil.STATUS_STOPPED)
         for n in range(20):
             await queue.submit(
                 MODEL,
