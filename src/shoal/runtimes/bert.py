@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec
 from shoal.runtimes.checkpoint import SafetensorsFile
-from shoal.runtimes.heads import Head, as_float32
+from shoal.runtimes.heads import Head, as_float32, called
 
 Floats = npt.NDArray[np.float32]
 
@@ -252,7 +252,7 @@ def classifier_of(
         if f"{name}.weight" not in weights or f"{name}.bias" not in weights:
             raise ModelUnavailable(f"{spec.key}: the checkpoint lacks {name}")
         layers.append((as_float32(weights[f"{name}.weight"]), as_float32(weights[f"{name}.bias"])))
-    labels = labels_of(config, len(layers[-1][1]))
+    labels = called(labels_of(config, len(layers[-1][1])), spec.labels, spec.key)
     independent = config.get("problem_type") == "multi_label_classification"
     return Head(
         tuple(layers), labels, "tanh", positive=positive_of(labels, spec), independent=independent

@@ -121,9 +121,8 @@ class LoadedModel:
         }
         own = network.classifier
         if own is not None:
-            labels = called(own.labels, spec.labels, spec.key)
             several = own.independent or spec.options.get("multi_label") is True
-            own = replace(own, labels=labels, independent=several)
+            own = replace(own, independent=several)
         self._classifier = own
         dim, tags = self._try_out()
         self._check(dim)

@@ -31,7 +31,7 @@ from shoal.runtimes.bert import (
 )
 from shoal.runtimes.checkpoint import SafetensorsFile, read_header
 from shoal.runtimes.encoder import Network
-from shoal.runtimes.heads import Head
+from shoal.runtimes.heads import Head, called
 from shoal.runtimes.onnx.cache import cached
 from shoal.runtimes.onnx.families import ABOUT
 from shoal.runtimes.onnx.prepared import place
@@ -186,7 +186,8 @@ class GraphNetwork:
         self._pad_id = int(config.get("pad_token_id") or 0)
         self.classifier: Head | None = None
         if self._axes == 2:
-            labels = labels_of(config, last if isinstance(last, int) else 0)
+            found = labels_of(config, last if isinstance(last, int) else 0)
+            labels = called(found, spec.labels, spec.key)
             self.classifier = Head((), labels, positive=positive_of(labels, spec))
         self.memory_bytes = path.stat().st_size
 
