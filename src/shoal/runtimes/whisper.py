@@ -8,6 +8,7 @@ Does not own decoding (`sounds`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +51,7 @@ class _Whisper:
     def __init__(self, folder: Path, *, device: str, threads: int) -> None:
         from faster_whisper import WhisperModel
 
+        logging.getLogger("faster_whisper").setLevel(logging.WARNING)  # two lines for every sound
         kind, _, index = device.partition(":")
         self._model: Any = WhisperModel(
             str(folder),
