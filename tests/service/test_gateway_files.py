@@ -201,14 +201,6 @@ def test_classify_takes_files_and_judges_labels_one_by_one(client):
     assert one["labels"] == [c["label"] for c in one["scores"] if c["score"] >= 0.5]
 
 
-def test_idempotency_of_a_form_is_that_of_its_fields(client):
-    """A server that keeps no answers says so for a form, too: the key is read for every body."""
-    headers = {"content-type": "multipart/form-data; boundary=x", "idempotency-key": "k"}
-    body = form(("model", b"pictures"), ("inputs=a", PNG))
-    answer = client.post("/v1/encode", content=body, headers=headers)
-    assert answer.status_code == 503
-
-
 @pytest.fixture(scope="module")
 def official(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import uuid
+from base64 import b64encode
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from shoal.client import Client
 from shoal.errors import IdempotencyConflict
 from tests.conftest import NatsServer
+from tests.support.bad_files import WAV, form
 from tests.support.gateway_server import gateway_server
 from tests.support.shoal_process import NULL_ENTRY, ShoalProcess
 
@@ -26,6 +28,17 @@ ROUTES = {
     "/v1/score": {"model": "echo", "query": "q", "texts": ["x"]},
     "/v1/rerank": {"model": "echo", "query": "q", "documents": ["x", "y"]},
     "/v1/classify": {"model": "echo", "inputs": "x"},
+    "/v1/moderations": {"model": "echo", "input": "x"},
+    "/v1/extract": {"model": "names", "inputs": ["x"]},
+    "/v1/audio/transcriptions": {
+        "model": "sounds",
+        "file": {"data": b64encode(WAV).decode()},
+        "response_format": "srt",
+    },
+}
+OTHERS = {
+    "names": "tasks: [extract]\nextracts: [entities]",
+    "sounds": "tasks: [transcribe]\ninputs: [audio]",
 }
 
 
@@ -36,6 +49,9 @@ class Cluster:
         for name, options in MODELS.items():
             entry = NULL_ENTRY.format(id=name, options=options)
             (folder / f"{name}.yaml").write_text(f"{entry}pool: idempotent\n")
+        for name, fields in OTHERS.items():
+            entry = f'id: {name}\nruntime: "null"\nsource: file:///\n{fields}\npool: idempotent\n'
+            (folder / f"{name}.yaml").write_text(entry)
         self.shared = ("--nats-url", nats_server.address.url, "--catalog", str(folder))
         self.shared += ("--pool", "idempotent", "--inline-max-bytes", "20000")
         self.token = {"SHOAL_NATS_TOKEN": nats_server.address.token}
@@ -88,10 +104,40 @@ def test_idempotent_retry_gets_the_very_same_answer_from_another_gateway(cluster
     again = post(cluster.urls[1], path, ROUTES[path], key)
     assert (first.status_code, again.status_code) == (200, 200)
     assert first.content == again.content
-    assert first.headers["server-timing"] == again.headers["server-timing"]
+    for header in ("server-timing", "content-type"):
+        assert first.headers[header] == again.headers[header]
     assert "idempotent-replayed" not in first.headers
     assert again.headers["idempotent-replayed"] == "true"
     assert post(cluster.urls[1], path, ROUTES[path], new_key()).status_code == 200
+
+
+def test_idempotent_form_is_known_by_its_fields(cluster):
+    """A retry of a form has another boundary and is the same request; other fields are another."""
+    key = new_key()
+
+    def send(boundary, *parts):
+        body = form(("model", b"sounds"), ("file=a.wav", WAV), *parts, boundary=boundary)
+        headers = {
+            "idempotency-key": key,
+            "content-type": f"multipart/form-data; boundary={boundary}",
+        }
+        path = "/v1/audio/transcriptions"
+        return httpx.post(cluster.urls[0] + path, content=body, headers=headers, timeout=30)
+
+    assert send("one").status_code == 200
+    assert send("two").headers["idempotent-replayed"] == "true"
+    assert send("one", ("language", b"de")).status_code == 422
+
+
+def test_idempotent_file_is_known_by_its_query(cluster):
+    """The query of a body that is a file is part of the request."""
+    headers = {"idempotency-key": new_key(), "content-type": "audio/wav"}
+    url = f"{cluster.urls[0]}/v1/audio/transcriptions?model=sounds"
+    statuses = [
+        httpx.post(url + more, content=WAV, headers=headers, timeout=30).status_code
+        for more in ("", "", "&language=de")
+    ]
+    assert statuses == [200, 200, 422]
 
 
 def test_idempotent_large_answer_comes_again_whole(cluster):
