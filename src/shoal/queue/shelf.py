@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
 from nats.errors import Error as NatsError
 from nats.js.api import Header, KeyValueConfig, RawStreamMsg
-from nats.js.errors import NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
+from shoal.clock import monotonic
 from shoal.errors import QueueUnavailable
 from shoal.queue.connection import check_connected
 from shoal.queue.interface import OnRecord, ShelfRecord
@@ -27,6 +30,8 @@ log = logging.getLogger(__name__)
 _OPERATION = "KV-Operation"
 _REMOVAL = {_OPERATION: "DEL"}
 _AGAIN_S = 0.2
+_ELECTION_S = 10.0
+T = TypeVar("T")
 _REMOVE_TRIES = 3
 
 
@@ -57,13 +62,24 @@ class NatsShelf:
 
     async def read(self) -> list[ShelfRecord]:
         """The newest version of every record that is there."""
-        found = await self._replays.read(">", versions=False)
+        found = await self._patiently(partial(self._replays.read, ">", versions=False))
         newest = {record.key: record for record in found}
         return [record for record in newest.values() if record.data is not None]
 
     async def versions(self, key: str) -> list[ShelfRecord]:
         """The kept versions of a record."""
-        return await self._replays.read(key, versions=True)
+        return await self._patiently(partial(self._replays.read, key, versions=True))
+
+    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Reads again while the nodes of a cluster elect who answers; not while all are away."""
+        give_up_s = monotonic() + _ELECTION_S
+        while True:
+            try:
+                return await read()
+            except QueueUnavailable:
+                if monotonic() > give_up_s or not self._link.is_connected:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     async def put(self, key: str, data: bytes, revision: int | None = None) -> int | None:
         """A new version."""
@@ -91,8 +107,16 @@ class NatsShelf:
         headers = dict(more or {})
         if revision is not None:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(revision)
+        give_up_s = monotonic() + _ELECTION_S
         try:
-            ack = await self._js.publish(self._subject(key), data, headers=headers or None)
+            while True:
+                try:
+                    ack = await self._js.publish(self._subject(key), data, headers=headers or None)
+                    break
+                except NoStreamResponseError:  # nobody has it: it may be sent again
+                    if monotonic() > give_up_s:
+                        raise
+                    await asyncio.sleep(_AGAIN_S)
         except (NatsError, TimeoutError) as error:
             if is_another_revision(error):
                 return None
@@ -134,7 +158,7 @@ class NatsShelf:
         begun = False
         while True:
             try:
-                follower.on_stream(await self._created())
+                follower.on_stream(await self._patiently(self._created))
                 await self._replays.run(follower.on_record, on_done)
                 begun = True
             except QueueUnavailable as error:
