@@ -1,20 +1,24 @@
-"""`shoal models`: the catalog as a table, and its faults as a list.
+"""`shoal models`, of files: a catalog as a table, its faults as a list, the models of the field.
 
-Owns the looks. Does not own reading (`shoal.catalog`) or what a running server holds.
+Owns the looks. Does not own reading (`shoal.catalog`) or what a running cluster holds
+(`models_list`).
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from shoal.catalog.load import load, read
+from shoal.catalog.load import field, load, read
 from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
 from shoal.errors import RuntimeUnavailable
 from shoal.runtimes.registry import available
+
+TABLE_WIDTH = 200
 
 
 def show(folder: Path | None) -> None:
@@ -35,6 +39,20 @@ def show(folder: Path | None) -> None:
     console.print(table)
     for reason, ids in notes.items():
         console.print(f"\n{', '.join(ids)}: {reason}", markup=False)
+
+
+def show_field() -> None:
+    """Prints the models of the field, and what of each has been tried."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("MODEL", "TASKS", "RUNTIME", "FAMILY", "TRIED", "REVISION", "LICENCE"):
+        table.add_column(title, overflow="fold")
+    for entry in field().entries:
+        revision = "unknown" if entry.unpinned else entry.revision
+        tried, family, licence = entry.verified, entry.family or "", entry.licence or "unknown"
+        tasks = " ".join(entry.tasks)
+        table.add_row(entry.id, tasks, entry.runtime, family, tried, revision, licence)
+    width = None if sys.stdout.isatty() else TABLE_WIDTH
+    Console(highlight=False, width=width).print(table, markup=False)
 
 
 def check(folder: Path) -> int:

@@ -50,6 +50,10 @@ DataDir = Annotated[
         "address is given [dim](SHOAL_DATA_DIR, default .shoal)[/dim]."
     ),
 ]
+CatalogFolder = Annotated[
+    Path | None,
+    typer.Option("--catalog", help="Folder of catalog entries; the built-in demo when left out."),
+]
 
 S = TypeVar("S", bound=QueueSettings)
 
