@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from shoal.cli.dead import dead_app
-from shoal.cli.options import settings_command
+from shoal.cli.models_app import models_app
+from shoal.cli.options import CatalogFolder, settings_command
 from shoal.errors import OperatorError, ShoalError
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings
 from shoal.telemetry import setup_logging
@@ -28,12 +29,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models_app = typer.Typer(help="See and check the catalog of models.", no_args_is_help=True)
-
-CatalogOption = Annotated[
-    Path | None,
-    typer.Option("--catalog", help="Folder of catalog entries; the built-in demo when left out."),
-]
 
 
 def main() -> None:
@@ -88,24 +83,6 @@ app.add_typer(models_app, name="models")
 app.add_typer(dead_app, name="dead")
 
 
-@models_app.command("list")
-def models_list(catalog: CatalogOption = None) -> None:
-    """List the models of a catalog, and whether their weights are here."""
-    from shoal.cli.models import show
-
-    show(catalog)
-
-
-@models_app.command("check")
-def models_check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of catalog entries.")],
-) -> None:
-    """Check a folder of catalog entries; every fault is named."""
-    from shoal.cli.models import check
-
-    raise typer.Exit(check(folder))
-
-
 @app.command("run")
 def run(
     model: Annotated[str, typer.Argument(help="Model: id, alias, or id@revision.")],
@@ -139,7 +116,7 @@ def run(
 
 @app.command("doctor")
 def doctor(
-    catalog: CatalogOption = None,
+    catalog: CatalogFolder = None,
     host: Annotated[str, typer.Option(help="Address that `serve` would listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port that `serve` would listen on.")] = 8080,
 ) -> None:
