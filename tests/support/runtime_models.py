@@ -110,6 +110,11 @@ def cosines(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> np.ndar
     return (a * b).sum(axis=1) / norms
 
 
+def apart(ours, theirs):
+    """The largest difference, as a part of the largest number."""
+    return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+
 _KINDS = {
     "BertModel": BertModel,
     "BertForMaskedLM": BertForMaskedLM,
