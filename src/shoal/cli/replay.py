@@ -136,7 +136,7 @@ class Replay:
 
         try:
             await self._queue.submit(
-                envelope.model,
+                f"{envelope.model}@{envelope.revision}",
                 envelope.lane,
                 encode(envelope),
                 item_id=envelope.item,
