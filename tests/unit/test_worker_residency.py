@@ -23,7 +23,7 @@ from shoal.wire.envelope import ModelState, Status, encode
 from shoal.worker.demand import MAX_WISHES, WISH_S, DemandBook
 from shoal.worker.faults import LOAD_CRASHES, LOADS_OUT_OF_MEMORY, LoadFaults, cool_down_s
 from shoal.worker.memory import GpuMemory, Memories, host_memory, resident_bytes
-from shoal.worker.peers import SILENT_S, Leases, Peers
+from shoal.worker.peers import MAX_PEERS, SILENT_S, Leases, Peers
 from shoal.worker.roster import Roster
 from shoal.worker.sizes import MAX_KEPT, SizeBook
 
@@ -142,6 +142,15 @@ def test_peers_count_the_copies_of_live_workers():
     assert (peers.alone, peers.copies()) == (True, {})
     peers.on_status(b"\xc1")
     assert peers.alone
+
+
+def test_bounds_peers_known():
+    """Of more workers than are kept, the one that was silent longest is forgotten."""
+    peers = Peers("me", clock=lambda: 0.0)
+    for n in range(MAX_PEERS + 1):
+        peers.on_status(status(f"w{n}", m="resident"))
+    assert peers.copies() == {"m": MAX_PEERS}
+    assert "w0" not in peers._heard
 
 
 def test_leases_are_held_by_as_many_workers_as_there_are_slots():

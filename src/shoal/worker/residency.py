@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 GPU_LOOK_S = 1.0
 COUNT_ALL_RESIDENT_S = 1.0
-MAX_LOADS_AT_ONCE = 8  # of one model, in a pool
+LOADS_AT_ONCE = 8  # of one model, in a pool
 PROCESS_IDLE_S = 10.0
 _NO_LEASE_S = 1.0
 
@@ -238,7 +238,7 @@ class Residency:
             self._picture.backlog_s(entry) / max(0.1, self.residents.sizes.load_s(entry))
         )
         there = self._peers.copies().get(entry.key, 0)
-        return min(MAX_LOADS_AT_ONCE, max(1, needed - there))
+        return min(LOADS_AT_ONCE, max(1, needed - there))
 
     async def _see_through(
         self, entry: Entry, task: asyncio.Task[None], lease: Lease | None
