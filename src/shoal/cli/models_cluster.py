@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 # A worker speaks every second.
 HEARING_S = 1.3
 SILENT_S = 5.0
-MAX_WORKERS = 10_000
 
 
 @dataclass(slots=True)
@@ -99,8 +98,7 @@ class Hearing:
         except UnreadableMessage as error:
             log.debug("status: %s", error)
             return
-        if len(self.workers) < MAX_WORKERS or status.worker in self.workers:
-            self.workers[status.worker] = (status, monotonic())
+        self.workers[status.worker] = (status, monotonic())
         self._news.set()
 
     async def until(self, done: Callable[[], bool], timeout_s: float) -> bool:
