@@ -96,8 +96,20 @@ def test_bounds_memory_is_flat_over_many_requests(tmp_path):
     assert growth(resident["broker"]) < 32 * MIB, resident["broker"]  # Go collects late
 
 
-def test_bounds_memory_is_flat_over_many_loads(tmp_path):
-    """Loads and unloads of a real model leave no more memory, files or threads each time."""
+def in_a_process(program):
+    """The rows of numbers that a program printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(("runtime", "keep"), [("onnx", False), ("onnx", True), ("torch", False)])
+def test_bounds_memory_is_flat_over_many_loads(tmp_path, runtime, keep):
+    """Loads and unloads of a real model leave no more memory, files or threads each time.
+
+    What is kept for the next load is no memory of the process.
+    """
     program = f"""
 import psutil
 import numpy as np
@@ -105,26 +117,58 @@ from shoal.ipc.messages import Load, ModelSpec, Run, RunItem, Unload
 from shoal.runtimes.host import Host
 from shoal.runtimes.registry import create
 
-host, me = Host(create("onnx", "cpu", 1)), psutil.Process()
+host, me = Host(create({runtime!r}, "cpu", 1)), psutil.Process()
 spec = ModelSpec("m", {str(package_path(MINILM))!r}, {str(tmp_path)!r}, ["encode"])
 rng = np.random.default_rng(0)
 for cycle in range({LOADS}):
-    host.handle(Load(1, spec))
+    assert host.handle(Load(1, spec)).warm == ({keep} and cycle > 0)
     lengths = rng.integers(3, 50, 4).tolist()
     ids = rng.integers(1000, 29000, sum(lengths)).astype("<u2").tobytes()
     ran = host.handle(Run(2, "m", [RunItem("i", "encode", lengths, ids=ids)]))
     assert ran.items[0].failure is None, ran
     loaded = me.memory_info().rss
-    host.handle(Unload(3, "m"))
+    host.handle(Unload(3, "m", keep={keep}))
     print(loaded, me.memory_info().rss, me.num_fds() + me.num_threads())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    rows = [[int(part) for part in line.split()] for line in done.stdout.splitlines()]
+    rows = [[int(part) for part in row] for row in in_a_process(program)]
     loaded, left, files = (list(column) for column in zip(*rows, strict=True))
     warm = min(WARM_LOADS, len(left) // 3)
-    assert growth(left[warm:]) < 8 * MIB, [round(each / MIB, 1) for each in left]
-    assert growth(loaded[warm:]) < 8 * MIB, [round(each / MIB, 1) for each in loaded]
-    assert max(files[warm:]) <= max(files[:warm]) + 1
-    assert loaded[-1] - left[-1] > 40 * MIB  # a loaded model can be told from none
+    report = [
+        (round(one / MIB, 1), round(other / MIB, 1))
+        for one, other in zip(loaded, left, strict=True)
+    ]
+    assert growth(left[warm:]) < 8 * MIB, report
+    assert growth(loaded[warm:]) < 8 * MIB, report
+    assert max(files[warm:]) <= max(files[:warm]) + 1, files
+    assert loaded[-1] - left[-1] > 30 * MIB, report  # a loaded model can be told from none
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_bounds_memory_of_a_load_that_does_not_fit_is_given_back(tmp_path, runtime):
+    """With ever more room for it, a load fails as out of memory, leaving nothing, until it fits."""
+    program = f"""
+import resource
+
+import psutil
+from shoal.ipc.messages import Failed, Load, ModelSpec, Unload
+from shoal.runtimes.host import Host
+from shoal.runtimes.registry import create
+
+host, me = Host(create({runtime!r}, "cpu", 1)), psutil.Process()
+spec = ModelSpec("m", {str(package_path(MINILM))!r}, {str(tmp_path)!r}, ["encode"])
+host.handle(Load(1, spec))  # brings the libraries
+host.handle(Unload(2, "m"))
+room_bytes, answer = 0, None
+while answer is None or isinstance(answer, Failed):
+    room_bytes += 15 * 2**20
+    before = me.memory_info()
+    resource.setrlimit(resource.RLIMIT_AS, (before.vms + room_bytes, resource.RLIM_INFINITY))
+    answer = host.handle(Load(3, spec))
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if isinstance(answer, Failed):
+        assert host.memory(4).models == {{}}
+        print(answer.failure.code, me.memory_info().rss - before.rss)
+"""
+    rows = in_a_process(program)
+    assert {code for code, _ in rows} == {"out_of_memory"}
+    assert max(int(left_bytes) for _, left_bytes in rows) < 8 * MIB, rows

@@ -47,8 +47,7 @@ def fetch(
     try:
         copy(store, folder, files, on_progress)
     except _errors() as error:
-        said = str(error).splitlines()[0][:500]
-        raise WeightsMissing(f"{source} cannot be fetched: {said}") from error
+        raise WeightsMissing(f"{source} cannot be fetched: {_first_line(error)}") from error
     return folder
 
 
@@ -184,10 +183,15 @@ def _open(source: str) -> Any:
         # Client options are left to the environment: given here, they would replace all of it.
         return from_url(source, retry_config=dict(_RETRIES))
     except _errors() as error:
-        raise WeightsMissing(f"{source} cannot be opened: {error}") from error
+        raise WeightsMissing(f"{source} cannot be opened: {_first_line(error)}") from error
 
 
 def _errors() -> tuple[type[Exception], ...]:
     from obstore.exceptions import BaseError
 
     return (BaseError, OSError, ValueError)
+
+
+def _first_line(error: Exception) -> str:
+    """What a person can use of the client's words; the rest is its inner state."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:500]
