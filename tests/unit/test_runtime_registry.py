@@ -44,7 +44,7 @@ def test_an_unknown_name_suggests_near_ones():
     """A slip of the pen is answered with what was meant, anything else with all names."""
     with pytest.raises(RuntimeUnavailable, match="did you mean torch"):
         registry.available("troch")
-    with pytest.raises(RuntimeUnavailable, match=r"known: .*null, onnx, torch"):
+    with pytest.raises(RuntimeUnavailable, match=r"known: .*null, onnx, .*torch"):
         registry.create("xyz", "cpu", 1)
 
 
