@@ -107,7 +107,7 @@ class _View:
 
     def is_last_active(self, copy: Copy, now: float) -> bool:
         """The only copy of a model that is, or a moment ago was, in use."""
-        active = not self.is_quiet(copy) or now - copy.used_s < ACTIVE_S
+        active = not self.is_quiet(copy) or now < copy.used_s + ACTIVE_S
         return active and self.total(self.demand(copy)) == 1
 
     def evict(self, copy: Copy, why: str) -> Evict:
@@ -220,7 +220,7 @@ class ResidencyPlanner:
                 return None
             order = (3, -saved_s, model)
             return Claim(demand, "its backlog pays for a copy", order, worth, another=True)
-        if demand.slack_s is not None and demand.slack_s <= URGENT_S:
+        if demand.slack_s is not None and now + demand.slack_s - URGENT_S <= now:
             order = (1, demand.slack_s, model)
             return Claim(demand, "a deadline is at stake", order, worth, urgent=True, mature=True)
         matured_s = mature_s(demand, now)
@@ -304,7 +304,7 @@ class ResidencyPlanner:
             return hysteresis is None or beats or claim.mature
         if claim.another:
             return False
-        if claim.mature and now - copy.since_s >= stay_s(view.demand(copy).load_s):
+        if claim.mature and now >= copy.since_s + stay_s(view.demand(copy).load_s):
             return True
         return (beats or claim.urgent) and copy.used_s > copy.since_s
 
