@@ -160,9 +160,10 @@ class ResidencySimulation:
             end_s = self._ends[0][0] if self._ends else math.inf
             if math.isinf(min(arrival_s, end_s)) and not any(self._lines.values()):
                 break
-            self._now = min(arrival_s, end_s, self._look_s)
-            if math.isinf(self._now):
+            next_s = min(arrival_s, end_s, self._look_s)
+            if math.isinf(next_s):
                 break
+            self._now = next_s
             if self._now == end_s:
                 self._end(self._devices[heapq.heappop(self._ends)[1]])
             elif self._now == arrival_s:
