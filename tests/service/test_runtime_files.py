@@ -120,6 +120,13 @@ def test_ocr_reads_a_document_page_by_page(files):
     assert [(one.width, one.height, one.lines) for one in thin.pages] == [(3, 3_000, [])]
 
 
+def test_ocr_reads_a_page_that_lies_on_its_head(files):
+    """Every line of it, exactly; their order is that of their places."""
+    turned = encoded(page().rotate(180), "PNG")
+    (record,) = records(files, "ocr", turned)
+    assert sorted(line.text for line in record.pages[0].lines) == sorted(lines_of_page())
+
+
 def test_ocr_leaves_out_what_is_below_the_threshold(files):
     """A request's threshold holds for that request alone."""
     blob = encoded(page(), "PNG")
