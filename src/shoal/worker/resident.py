@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from shoal.errors import (
     RuntimeFault,
     ShoalError,
 )
-from shoal.ipc.messages import Traits
+from shoal.ipc.messages import ModelSpec, Traits
 from shoal.worker.faults import LoadFaults
 from shoal.worker.sizes import SizeBook
 from shoal.worker.supervise import RuntimeProcess
@@ -274,18 +275,10 @@ class Residents:
 
     async def _load(self, entry: Entry, device: Device) -> None:
         loading = device.loading[entry.key]
-
-        def on_progress(done_bytes: int, total_bytes: int) -> None:  # from the thread that fetches
-            share = f" {100 * done_bytes // total_bytes} %" if total_bytes else ""
-            loading.phase = f"fetching{share}"
-
         error: ShoalError | None = None
         try:
+            spec = await self._fetch(entry, loading)
             async with asyncio.timeout(self._load_timeout_s):
-                spec = await asyncio.to_thread(
-                    model_spec, entry, self._cache_dir, on_progress=on_progress
-                )
-                loading.phase = "loading"
                 connection = await self.process(device, entry.runtime).connection()
                 loaded = await connection.load(spec)
         except RuntimeCrashed as raised:
@@ -315,6 +308,22 @@ class Residents:
             if error is not None:
                 log.error("%s does not load: %s", entry.key, error)
             self._on_change()
+
+    async def _fetch(self, entry: Entry, loading: Loading) -> ModelSpec:
+        """What the runtime is told, once the weights are here; a large fetch may take long."""
+        given_up = threading.Event()
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:  # in the thread that fetches
+            if given_up.is_set():
+                raise ModelLoading("the load was given up")
+            share = f" {100 * done_bytes // total_bytes} %" if total_bytes else ""
+            loading.phase = f"fetching{share}"
+
+        try:
+            return await asyncio.to_thread(model_spec, entry, self._cache_dir, on_progress)
+        finally:
+            given_up.set()
+            loading.phase = "loading"
 
     def _on_loaded(self, entry: Entry, device: Device, begun_s: float, size_bytes: int) -> None:
         ended_s = monotonic()
