@@ -120,13 +120,14 @@ def _said(name: str, wish: Wish) -> Proposal:
 
 def _sourced(name: str, source: str, wish: Wish, catalog: Snapshot) -> Proposal:
     """An entry for weights somewhere."""
-    known = models_of_the_field().get(name)
     fields: dict[str, Any] = {"id": name}
+    known = None
     if wish.like is not None:
         base = catalog.get(wish.like) or models_of_the_field().get(wish.like)
         fields |= _as_run(base or named(catalog, wish.like), source)
-    elif known is not None:
-        fields = plain_entry(known)
+    elif source.startswith("hf://"):
+        known = models_of_the_field().get(name)
+        fields |= plain_entry(known) if known is not None else {}
     fields |= {"source": source, "revision": _revision_of(source)}
     if wish.like is not None or known is not None:
         return Proposal(_finished(fields, {}, wish))
