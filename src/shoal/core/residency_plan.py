@@ -12,11 +12,12 @@ for a claim that is strong enough:
 - it is mature: its items have waited as many item-seconds as a load takes (ski rental);
 - it is urgent: its most urgent item must be loaded for now.
 
-A copy with work of its own, or busy, goes for a mature claim once it has stayed for a while, and
-for the others once it has served a batch. While a busy one must go it is closed: it gets no new
-batches. A mature claim that cannot be served yet holds the memory, so that smaller ones do not take
-the room bit by bit; among mature claims the one that matured first is first. So every claim that
-fits is served in bounded time, and a load is never followed by an eviction before it was of use.
+A copy with work of its own, or busy, goes once it has served a batch, for a mature claim only after
+it has stayed for a while. A device begins no load while a copy that it has just loaded waits for
+its first batch, or loads alone would keep it busy. While a busy copy must go it is closed: it gets
+no new batches. A mature claim that cannot be served yet holds the memory, so that smaller ones do
+not take the room bit by bit; the claim that matured first is first. So every claim that fits is
+served in bounded time, and no load is in vain.
 
 Sizes that were not measured are doubted: for them alone, the last copy of a model that was used a
 moment ago stays. The claim is loaded above the budget by at most a quarter of it instead, and what
@@ -109,6 +110,12 @@ class _View:
         """The only copy of a model that is, or a moment ago was, in use."""
         active = not self.is_quiet(copy) or now < copy.used_s + ACTIVE_S
         return active and self.total(self.demand(copy)) == 1
+
+    def is_fresh(self, copy: Copy, now: float) -> bool:
+        """Loaded a moment ago, and its first batch is still to come."""
+        demand = self.demand(copy)
+        begun = copy.busy or copy.used_s > copy.since_s
+        return not begun and demand.waiting > 0 and now < copy.since_s + stay_s(demand.load_s)
 
     def evict(self, copy: Copy, why: str) -> Evict:
         self.copies.remove(copy)
@@ -257,6 +264,7 @@ class ResidencyPlanner:
         model = claim.demand.model
         taken = {device for _, device in view.loading}
         taken |= {copy.device for copy in view.copies if copy.model == model}
+        taken |= {copy.device for copy in view.copies if view.is_fresh(copy, now)}
         for memory in view.held.memories:
             if not self._can_hold(claim, memory, view):
                 continue
@@ -304,9 +312,9 @@ class ResidencyPlanner:
             return hysteresis is None or beats or claim.mature
         if claim.another:
             return False
-        if claim.mature and now >= copy.since_s + stay_s(view.demand(copy).load_s):
-            return True
-        return (beats or claim.urgent) and copy.used_s > copy.since_s
+        served = copy.used_s > copy.since_s or now >= copy.since_s + MOST_STAY_S
+        stayed = now >= copy.since_s + stay_s(view.demand(copy).load_s)
+        return served and (beats or claim.urgent or (claim.mature and stayed))
 
     def _worth(self, copy: Copy, view: _View, now: float) -> float:
         demand = view.demand(copy)
