@@ -37,6 +37,7 @@ COMMANDS = (
     ("dead", "show"),
     ("dead", "replay"),
     ("dead", "drop"),
+    ("plan",),
     ("doctor",),
 )
 WIDTH = 100

@@ -16,6 +16,7 @@ import typer
 from shoal.cli.dead import dead_app
 from shoal.cli.models_app import models_app
 from shoal.cli.options import CatalogFolder, settings_command
+from shoal.core.residency_rank import RANKINGS, RankingName
 from shoal.errors import OperatorError, ShoalError
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings
 from shoal.telemetry import setup_logging
@@ -124,6 +125,51 @@ def doctor(
     from shoal.cli.doctor import examine
 
     raise typer.Exit(examine(catalog, host, port))
+
+
+@app.command("plan")
+def plan(
+    *,
+    memory_mib: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Memory for models on each device, in MiB.")
+    ],
+    catalog: CatalogFolder = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Requests: CSV or JSON lines of `time_s` and `model`."),
+    ] = None,
+    zipf: Annotated[
+        float, typer.Option(min=0.0, help="Without a trace: how uneven the popularity is.")
+    ] = 0.9,
+    rate: Annotated[
+        float, typer.Option(min=0.001, help="Without a trace: requests per second.")
+    ] = 20.0,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Without a trace: how long.")] = 10.0,
+    drift: Annotated[
+        float,
+        typer.Option(min=0.0, help="Share of models whose popularity changes in each minute."),
+    ] = 0.02,
+    seed: Annotated[int, typer.Option(help="Of the traffic that is made up.")] = 0,
+    devices: Annotated[int, typer.Option(min=1, max=64, help="Devices.")] = 1,
+    policy: Annotated[RankingName, typer.Option(help="What decides which model goes.")] = "density",
+    compare: Annotated[bool, typer.Option("--compare", help="Compare all policies.")] = False,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sizes and load times of a worker: its `memory.json`."),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="Draw what is loaded when, as an SVG."),
+    ] = None,
+) -> None:
+    """Say what stays loaded on a machine, what loads cost, and what more memory would buy."""
+    from shoal.cli.plan import Setup, plan
+    from shoal.sim.workload import Popularity
+
+    traffic = trace or Popularity(zipf, rate, minutes, drift)
+    rankings = RANKINGS if compare else (policy,)
+    setup = Setup(memory_mib, devices)
+    plan(catalog, traffic, setup, rankings=rankings, measured=measured, svg=svg, seed=seed)
 
 
 @app.command("version")
