@@ -110,11 +110,19 @@ class Held:
         outcome = Outcome(
             item_id,
             result=result,
+            failures=_wire(item.failures),
             tokens=sum(item.run_item.lengths),
             timing=Timing(item.queued_s + waited_s, item.load_s, run_s),
             worker=self._worker,
         )
         await self._answer(item_id, outcome)
+
+    async def fail_inputs(self, item_id: str) -> None:
+        """Answers for an item none of whose inputs could be prepared, each with its own error."""
+        item = self._items.get(item_id)
+        if item is not None:
+            failures = _wire(item.failures)
+            await self._answer(item_id, Outcome(item_id, failures=failures, worker=self._worker))
 
     async def fail(self, item_id: str, error: ShoalError) -> None:
         """Ends an attempt with an error: another attempt later, or the error as the answer."""
@@ -204,3 +212,7 @@ class Held:
             old_s = monotonic() - self._ack_wait_s / 3
             for item in [i for i in self._items.values() if i.arrived_s < old_s]:
                 await item.delivery.in_progress()
+
+
+def _wire(failures: dict[int, ShoalError]) -> dict[int, Failure]:
+    return {index: Failure.of(error) for index, error in failures.items()}

@@ -105,7 +105,7 @@ class Intake:
     async def _make_ready(self, entry: Entry) -> None:
         try:
             traits = await self._traits(entry)
-            if traits.accepts_ids and "text" in entry.inputs:
+            if _reads_ids(entry, traits):
                 await self._tokeniser(entry)
         except ShoalError as error:  # the first item that needs it will say so
             log.debug("%s is not ready: %s", entry.key, error)
@@ -195,7 +195,7 @@ class Intake:
 
     async def _prepare_pending(self, entry: Entry) -> None:
         traits = await self._traits(entry)
-        tokeniser = await self._tokeniser(entry) if traits.accepts_ids else None
+        tokeniser = await self._tokeniser(entry) if _reads_ids(entry, traits) else None
         self._on_traits(entry, traits)
         while self._pending.get(entry.key):
             items = self._pending[entry.key][:_INLINE_ITEMS]
@@ -258,7 +258,10 @@ class Intake:
         if not self._held.has(item):  # cancelled meanwhile, and perhaps delivered anew
             return
         if not isinstance(made, RunItem):
-            await self._held.fail(envelope.item, made)
+            if item.failures:
+                await self._held.fail_inputs(envelope.item)
+            else:
+                await self._held.fail(envelope.item, made)
             return
         item.run_item = made
         waiting = Item(
@@ -309,6 +312,11 @@ class Intake:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _reads_ids(entry: Entry, traits: Traits) -> bool:
+    """Whether its texts are tokenised here; a model of files has no tokenizer."""
+    return traits.accepts_ids and "text" in entry.inputs
 
 
 def _prepare_items(
