@@ -155,9 +155,16 @@ class _Wait:
 
     async def _known(self) -> bool:
         """Waits until a worker that is meant has spoken of the model."""
-        if await self._hearing.until(lambda: bool(self._states()), KNOWN_S):
-            return True
         worker, heard = self._asked.worker, self._hearing.workers
+        begun_s = monotonic()
+
+        def settled() -> bool:  # every worker has spoken, and the one that is meant is not there
+            spoken = monotonic() - begun_s > SETTLED_S and bool(heard)
+            return bool(self._states()) or (spoken and worker not in (None, *heard))
+
+        await self._hearing.until(settled, KNOWN_S)
+        if self._states():
+            return True
         if worker is not None and worker not in heard:
             self._say(f"there is no worker `{worker}`{did_you_mean(worker, heard, 3)}")
         else:
