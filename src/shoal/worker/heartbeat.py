@@ -37,6 +37,7 @@ class Heartbeat:
         self._held = held
         self._costs = costs
         self._metrics = metrics
+        self._counted = (0, 0.0, 0)
 
     def status(self, *, draining: bool) -> Status:
         """The message as of now."""
@@ -82,6 +83,17 @@ class Heartbeat:
         for (model, lane), line in self._roster.lines.items():
             metrics.window.labels(model, lane).set(line.waiting)
         metrics.held.set(len(self._held))
+        before, self._counted = (
+            self._counted,
+            (
+                residents.loads,
+                residents.load_seconds,
+                residents.evictions,
+            ),
+        )
+        metrics.loads.inc(residents.loads - before[0])
+        metrics.load_s.inc(residents.load_seconds - before[1])
+        metrics.evictions.inc(residents.evictions - before[2])
         metrics.residents.set(sum(len(device.resident) for device in residents.devices))
         for memory in memories:
             metrics.memory_used.labels(memory.name).set(memory.used_bytes)

@@ -67,6 +67,9 @@ class Metrics:
         )
         self.held = Gauge("shoal_worker_held_items", "Items in hand.", registry=r)
         self.residents = Gauge("shoal_worker_resident_models", "Loaded copies.", registry=r)
+        self.loads = Counter("shoal_worker_loads", "Loads that ended well.", registry=r)
+        self.load_s = Counter("shoal_worker_load_seconds", "What they took.", registry=r)
+        self.evictions = Counter("shoal_worker_evictions", "Copies that went.", registry=r)
         self.memory_used = Gauge(
             "shoal_worker_memory_used_bytes",
             "What the runtime processes hold, loads under way included.",

@@ -61,12 +61,12 @@ class Peers:
         return not self._live()
 
     def copies(self) -> dict[str, int]:
-        """How many other workers hold or load each model."""
+        """How many copies of each model other workers hold or load."""
         counts: dict[str, int] = {}
         for models in self._live():
             for model, state in models.items():
                 if state.state in ("resident", "loading"):
-                    counts[model] = counts.get(model, 0) + 1
+                    counts[model] = counts.get(model, 0) + max(1, len(state.devices))
         return counts
 
     def known(self, model: str) -> ModelState | None:
