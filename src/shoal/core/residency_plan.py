@@ -14,7 +14,8 @@ for a claim that is strong enough:
 
 A copy with work of its own, or busy, goes once it has served a batch, for a mature claim only after
 it has stayed for a while. A device begins no load while a copy that it has just loaded waits for
-its first batch, or loads alone would keep it busy. While a busy copy must go it is closed: it gets
+its first batch, and none that evicts until it has rested from its last load for as long as that
+took (unless a deadline is at stake), so loads never have most of its time. While a busy copy must go it is closed: it gets
 no new batches. A mature claim that cannot be served yet holds the memory, so that smaller ones do
 not take the room bit by bit; the claim that matured first is first. So every claim that fits is
 served in bounded time, and no load is in vain.
@@ -117,6 +118,11 @@ class _View:
         begun = copy.busy or copy.used_s > copy.since_s
         return not begun and demand.waiting > 0 and now < copy.since_s + stay_s(demand.load_s)
 
+    def rested_s(self, device: str) -> float:
+        """When a device has rested from its last load for as long as that took."""
+        last = (c for c in self.copies if c.device == device)
+        return max((c.since_s + self.demand(c).load_s for c in last), default=0.0)
+
     def evict(self, copy: Copy, why: str) -> Evict:
         self.copies.remove(copy)
         self.room_bytes[self.memory_of[copy.device].name] += copy.size_bytes
@@ -164,6 +170,7 @@ class ResidencyPlanner:
                 moments += [copy.used_s + ACTIVE_S for copy in view.copies]
         if claims:
             moments += [copy.since_s + stay_s(view.demand(copy).load_s) for copy in view.copies]
+            moments += [view.rested_s(device) for device in view.memory_of]
         return min((m for m in moments if m is not None and m > now), default=None)
 
     def _timeout_s(self, view: _View, copy: Copy) -> float | None:
@@ -256,6 +263,11 @@ class ResidencyPlanner:
             view.reserved.add(max(able, key=lambda m: (view.room_bytes[m.name], m.name)).name)
 
     def _can_hold(self, claim: Claim, memory: Memory, view: _View) -> bool:
+        model = claim.demand.model
+        having = {copy.device for copy in view.copies if copy.model == model}
+        having |= {device for one, device in view.loading if one == model}
+        if having.issuperset(memory.devices):  # more copies are wanted than there are devices
+            return False
         stay = [c for c in view.in_memory(memory) if c.model in view.kept]
         room_bytes = memory.budget_bytes - sum(copy.size_bytes for copy in stay)
         return memory.name not in view.reserved and claim.demand.size_bytes <= room_bytes
@@ -272,6 +284,8 @@ class ResidencyPlanner:
             if claim.another:
                 free = [device for device in free if device in view.held.idle_devices]
             victims = self._victims(claim, memory, view, now) if free else None
+            if victims and not (claim.urgent or claim.needed):
+                free = [device for device in free if view.rested_s(device) <= now]
             if victims is not None:
                 yield from (_Option(memory, device, victims) for device in free)
 
