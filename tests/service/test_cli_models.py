@@ -185,12 +185,24 @@ def test_models_other_weights_need_another_revision(models):
 
 
 def test_models_remove_is_told_once_and_forgets(models):
-    """A removed model is no longer served; removing it again is no error, and says so."""
-    models(*like_base("brief", 5, "--wait"))
+    """What is in line for a removed model is answered; new requests for it are 404.
+
+    Removing it again is no error, and says so.
+    """
+    models(*like_base("brief", 5, "--set", "options.sleep_s=0.2", "--wait"))
     assert "- brief@1" in models("remove", "brief", "--dry-run")
+    answers: list[httpx.Response] = []
+    body = {"model": "brief", "inputs": [f"text {n}" for n in range(300)]}
+    asking = threading.Thread(target=lambda: answers.append(models.server.post("/v1/encode", body)))
+    asking.start()
+    waiting = re.compile(r"^shoal_gateway_waiting_items [1-9]", re.MULTILINE)
+    deadline = time.monotonic() + 10
+    while not waiting.search(httpx.get(f"{models.server.url}/metrics").text):
+        assert time.monotonic() < deadline
     assert "- brief@1" in models("remove", "brief")
-    answer = models.server.post("/v1/encode", {"model": "brief", "inputs": ["a"]})
-    assert answer.status_code == 404
+    assert models.server.post("/v1/encode", body).status_code == 404
+    asking.join(30)
+    assert [answer.status_code for answer in answers] == [200]
     assert "is not there any more" in models("remove", "brief")
     assert models.code == 0
 

@@ -1,7 +1,11 @@
 import json
+import re
+import shlex
+from pathlib import Path
 
 import msgspec
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from shoal.catalog.load import field
@@ -11,6 +15,7 @@ from shoal.cli.main import app
 from shoal.cli.models_entry import Wish, proposals
 from shoal.errors import CatalogError, SettingsError, UnknownModel
 
+ROOT = Path(__file__).resolve().parents[2]
 GOOD = """\
 id: tiny
 tasks: [encode]
@@ -224,3 +229,25 @@ def test_models_list_without_a_cluster_lists_the_built_in_catalog(tmp_path):
     assert "all-minilm-l6-v2@1" in result.output
     json_result = invoke("models", "list", "--json", "--data-dir", tmp_path)
     assert isinstance(json_result.exception, SettingsError)
+
+
+def told_commands():
+    """Every `shoal models ...` line of the pages that people write."""
+    for page in (ROOT / "docs").glob("*.md"):
+        lines = page.read_text(encoding="utf-8").splitlines() if page.name != "cli.md" else []
+        for line in lines:
+            found = re.match(r"(?:\$ )?shoal (models \w+.*)", line)
+            if found:
+                yield page.name, found[1].split("   ")[0]
+
+
+def test_models_commands_of_the_pages_exist():
+    """Each command and each flag that a page shows is one of the command line's."""
+    root = get_command(app)
+    told = list(told_commands())
+    assert len(told) > 20
+    for page, line in told:
+        _, name, *words = shlex.split(line)
+        command = root.commands["models"].commands[name]
+        known = {flag for each in command.params for flag in each.opts}
+        assert {word for word in words if word.startswith("--")} <= known, (page, line)
