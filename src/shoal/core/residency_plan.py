@@ -15,10 +15,10 @@ for a claim that is strong enough:
 A copy with work of its own, or busy, goes once it has served a batch, for a mature claim only after
 it has stayed for a while. A device begins no load while a copy that it has just loaded waits for
 its first batch, and none that evicts until it has rested from its last load for as long as that
-took (unless a deadline is at stake), so loads never have most of its time. While a busy copy must go it is closed: it gets
-no new batches. A mature claim that cannot be served yet holds the memory, so that smaller ones do
-not take the room bit by bit; the claim that matured first is first. So every claim that fits is
-served in bounded time, and no load is in vain.
+took (unless a deadline is at stake), so that loads never have most of its time. While a busy copy
+must go it is closed: it gets no new batches. A mature claim that cannot be served yet holds the
+memory, so that smaller ones do not take the room bit by bit; the claim that matured first is first.
+So every claim that fits is served in bounded time, and no load is in vain.
 
 Sizes that were not measured are doubted: for them alone, the last copy of a model that was used a
 moment ago stays. The claim is loaded above the budget by at most a quarter of it instead, and what
@@ -27,6 +27,7 @@ it turns out to need decides what goes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -89,6 +90,8 @@ class _View:
         self.loading = list(held.loading)
         self.room_bytes = {m.name: m.budget_bytes - m.used_bytes for m in held.memories}
         self.reserved: set[str] = set()
+        self._here = Counter(copy.model for copy in self.copies)
+        self._here.update(model for model, _ in self.loading)
 
     def demand(self, copy: Copy) -> Demand:
         """What is known of a copy's model; nothing if it has left the catalog."""
@@ -96,9 +99,7 @@ class _View:
 
     def total(self, demand: Demand) -> int:
         """Copies of a model, here and elsewhere, loads under way included."""
-        model = demand.model
-        here = sum(copy.model == model for copy in self.copies)
-        return here + sum(name == model for name, _ in self.loading) + demand.elsewhere
+        return self._here[demand.model] + demand.elsewhere
 
     def in_memory(self, memory: Memory) -> list[Copy]:
         return [copy for copy in self.copies if copy.device in memory.devices]
@@ -125,11 +126,13 @@ class _View:
 
     def evict(self, copy: Copy, why: str) -> Evict:
         self.copies.remove(copy)
+        self._here[copy.model] -= 1
         self.room_bytes[self.memory_of[copy.device].name] += copy.size_bytes
         return Evict(copy.model, copy.device, why)
 
     def load(self, claim: Claim, device: str) -> Load:
         self.loading.append((claim.demand.model, device))
+        self._here[claim.demand.model] += 1
         self.room_bytes[self.memory_of[device].name] -= claim.demand.size_bytes
         return Load(claim.demand.model, device, claim.why)
 

@@ -21,7 +21,7 @@ from shoal.errors import Bug
 RankingName = Literal["density", "lru", "pin", "gdsf", "clairvoyant"]
 RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
 
-RATE_S = 300.0
+RATE_S = 600.0
 HYSTERESIS = 1.3
 FAVOURITES_SHARE = 0.8
 _MIB = 1024 * 1024
