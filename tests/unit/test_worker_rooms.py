@@ -96,9 +96,9 @@ def test_backoff_doubles_and_forgets_after_a_good_run():
     assert [backoff.after(0.0), backoff.after(0.0, useful=True)] == [0.2, 0.1]
 
 
-def line(**more):
+def line(devices=1):
     entry = Entry(id="m", tasks=["encode"], source="file:///")
-    return Line(entry, "interactive", devices=1, window_items=20, budget_tokens=1024, **more)
+    return Line(entry, "interactive", devices=devices, window_items=20, budget_tokens=1024)
 
 
 def pull(one, delivered):
@@ -134,6 +134,22 @@ def test_line_never_holds_more_than_its_bound():
     assert one.next_pull() > 0
     one.promised = 3
     assert one.next_pull() == 0  # one pull at a time
+
+
+def test_line_pulls_an_item_for_each_device_however_large_items_are():
+    """Items that are each larger than the bound of held work run on all devices all the same."""
+    one = line(devices=2)
+    most_tokens = one.budget_tokens * 8
+    items = [Item(name, "m", "interactive", (most_tokens,), 0.0, 0.0) for name in "ab"]
+    one.on_added(items[0])
+    assert one.next_pull() == 1
+    batch = Batch("m", "interactive", (items[0],), Work.of_packed((most_tokens,)), 0.1, 1024)
+    one.on_sent(batch)
+    assert one.next_pull() == 1
+    one.on_added(items[1])
+    assert one.next_pull() == 0
+    one.on_back(batch)
+    assert one.next_pull() == 1
 
 
 def test_prepare_switches_off_the_files_own_padding_and_truncation(minilm):

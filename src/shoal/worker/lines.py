@@ -36,6 +36,7 @@ class Line:
         self._devices = devices
         self._max_items = window_items
         self._item_tokens = budget_tokens / 8
+        self._in_flight = 0
         self._in_flight_tokens = 0
         self._pull_size = FIRST_PULL
 
@@ -50,8 +51,9 @@ class Line:
         )
         by_tokens = int((max_held_tokens - held_tokens) / self._item_tokens)
         by_items = self._max_items - self.waiting - self.preparing
-        if not (self.waiting or self.preparing or self._in_flight_tokens):
-            by_tokens = max(1, by_tokens)  # an item larger than the bound must pass, too
+        if self.waiting + self.preparing + self._in_flight < self._devices:
+            # Items larger than the bound must pass too, and no device idles for want of one.
+            by_tokens = max(1, by_tokens)
         return max(0, min(by_tokens, by_items, self._pull_size))
 
     def on_delivery(self) -> None:
@@ -85,8 +87,10 @@ class Line:
     def on_sent(self, batch: Batch) -> None:
         """A batch has left for a device."""
         self.on_removed(batch.items)
+        self._in_flight += len(batch.items)
         self._in_flight_tokens += batch.tokens
 
     def on_back(self, batch: Batch) -> None:
         """A batch has come back from its device."""
+        self._in_flight -= len(batch.items)
         self._in_flight_tokens -= batch.tokens
