@@ -26,7 +26,7 @@ from shoal.catalog.load import read
 from shoal.catalog.schema import ID_PATTERN, Entry
 from shoal.catalog.seed import write
 from shoal.catalog.snapshot import Snapshot
-from shoal.cli.models_cluster import Shelved, named, read_shelf
+from shoal.cli.models_cluster import Hearing, Shelved, named, read_shelf
 from shoal.cli.models_entry import Wish, proposals
 from shoal.cli.models_wait import Asked, see_loaded
 from shoal.cli.reach import Reach, opened
@@ -61,12 +61,14 @@ def add(reach: Reach, wish: Wish, how: How) -> int:
             for one in made:
                 for note in one.notes:
                     print(f"note: {one.entry.id}: {note}")
+            hearing = Hearing()  # from before the change: workers speak as soon as they know it
+            await hearing.start(queue)
             if not await _make(queue, shelved, changes, how):
                 return False
             if how.wait_s is None or how.dry_run:
                 return True
             asked = Asked([entry.id for entry in wanted], None, how.wait_s)
-            if not await see_loaded(queue, wanted, asked):
+            if not await see_loaded(queue, hearing, wanted, asked):
                 return False
         _print_trial(reach, wanted)
         return True

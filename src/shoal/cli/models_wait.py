@@ -44,7 +44,9 @@ def load_models(reach: Reach, asked: Asked) -> int:
     async def work() -> bool:
         async with opened(reach) as queue:
             entries = await _entries(reach, queue, asked.names)
-            return await see_loaded(queue, entries, asked)
+            hearing = Hearing()
+            await hearing.start(queue)
+            return await see_loaded(queue, hearing, entries, asked)
 
     return 0 if asyncio.run(work()) else 1
 
@@ -62,10 +64,10 @@ def evict_models(reach: Reach, asked: Asked) -> int:
     return 0 if asyncio.run(work()) else 1
 
 
-async def see_loaded(queue: Queue, entries: Sequence[Entry], asked: Asked) -> bool:
+async def see_loaded(
+    queue: Queue, hearing: Hearing, entries: Sequence[Entry], asked: Asked
+) -> bool:
     """Asks for models and waits until a worker has each; False where one does not come."""
-    hearing = Hearing()
-    await hearing.start(queue)
     loads = (_Wait(queue, hearing, entry, asked).load() for entry in entries)
     return all(await asyncio.gather(*loads))
 
