@@ -10,7 +10,13 @@ from shoal.settings import GatewaySettings
 from tests.support.bad_requests import bad_requests
 
 MODEL = "all-minilm-l6-v2"
-TABLE = bad_requests(MODEL, GatewaySettings(), pair_classifier="splade-tiny")
+TABLE = bad_requests(
+    MODEL,
+    GatewaySettings(),
+    pair_classifier="splade-tiny",
+    images="efficientnet-lite0",
+    sounds="whisper-tiny-en",
+)
 
 
 def test_serve_bad_input_is_refused_while_neighbours_are_served(live_server):
