@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.residency import Close, Copy, Demand, Evict, Held, Load, Memory, fits, kept
-from shoal.core.residency_plan import ACTIVE_S, ResidencyPlanner, stay_s
+from shoal.core.residency_plan import ACTIVE_S, COST_LOADS, ResidencyPlanner, stay_s
 from shoal.core.residency_rank import RANKINGS, DensityRanking, Known, LruRanking, make_ranking
 from shoal.errors import Bug
 
@@ -162,7 +162,7 @@ def test_residency_cold_model_loads_at_once_where_there_is_room():
     policy.on_requests("b", 1, NOW)
     copies, demands = [copy("a"), copy("b")], [demand("a"), demand("b")]
     assert policy.plan(held(copies, [*demands, new]), NOW) == []
-    for stronger in (replace(new, waited_s=2.0), replace(new, slack_s=0.0)):
+    for stronger in (replace(new, waited_s=COST_LOADS * new.load_s), replace(new, slack_s=0.0)):
         kinds = [type(a) for a in policy.plan(held(copies, [*demands, stronger]), NOW)]
         assert kinds == [Evict, Load]
     policy.on_requests("new", 4, NOW)
@@ -177,9 +177,9 @@ def test_residency_next_look_is_when_a_claim_matures():
     copies, new = [copy("a", 90)], demand("new", waiting=2, waited_s=1.0)
     state = held(copies, [demand("a", 90), new])
     at_s = policy.next_look_s(state, NOW)
-    assert at_s == NOW + 0.5
+    assert at_s == NOW + (COST_LOADS * new.load_s - 1.0) / 2
     assert policy.plan(state, NOW) == []
-    later = held(copies, [demand("a", 90), replace(new, waited_s=2.0)])
+    later = held(copies, [demand("a", 90), replace(new, waited_s=COST_LOADS * new.load_s)])
     assert [type(a) for a in policy.plan(later, at_s)] == [Evict, Load]
 
 

@@ -9,7 +9,7 @@ once. Where something must go, idle copies without work go first, the least wort
 for a claim that is strong enough:
 
 - it beats the copy: it is worth `hysteresis` times as much (rankings without: every claim does);
-- it is mature: its items have waited as many item-seconds as a load takes (ski rental);
+- it is mature: its items have waited as many item-seconds as the load costs (ski rental);
 - it is urgent: its most urgent item must be loaded for now.
 
 A copy with work of its own, or busy, goes once it has served a batch, for a mature claim only after
@@ -39,6 +39,9 @@ STAY_LOADS = 2.0
 LEAST_STAY_S = 1.0
 MOST_STAY_S = 30.0
 URGENT_S = 0.05
+# What a load in the place of another costs, in loads: its own, that of the copy which went for it
+# and comes back, and the wait of all others while the device does both.
+COST_LOADS = 3.0
 OVERSHOOT_SHARE = 0.25
 
 
@@ -49,7 +52,7 @@ def stay_s(load_s: float) -> float:
 
 def mature_s(demand: Demand, now: float) -> float:
     """When a claim has waited for what its load costs; in the past if it has already."""
-    return now + (demand.load_s - demand.waited_s) / max(1, demand.waiting)
+    return now + (COST_LOADS * demand.load_s - demand.waited_s) / max(1, demand.waiting)
 
 
 @dataclass(frozen=True, slots=True)
