@@ -21,11 +21,13 @@ def save(value, path):
 def test_legacy_tensors_come_out_as_torch_wrote_them(tmp_path):
     """Types, shapes, views that share a storage, and nesting."""
     whole = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    state = {"a": {"w": whole, "t": whole.T}, "b": torch.tensor([1, -2]), "n": 3}
+    state = {"a": {"w": whole, "t": whole.T}, "b": torch.tensor([1, -2])}
+    state |= {"n": 3, "brain": torch.tensor([1.5, -3.0]).bfloat16()}
     read = read_weights(save(state, tmp_path / "c.pth"), allow_pickle=True)
-    assert set(read) == {"a.w", "a.t", "b"}
+    assert set(read) == {"a.w", "a.t", "b", "brain"}
     assert np.array_equal(read["a.t"], whole.numpy().T)
     assert read["b"].tolist() == [1, -2]
+    assert read["brain"].tolist() == [1.5, -3.0]
 
 
 class Touch:

@@ -20,7 +20,11 @@ def test_tensors_come_out_as_torch_wrote_them(tmp_path):
     torch.save(
         {
             "a": OrderedDict({"net.0.weight": whole, "t": whole.T, "row": whole[1]}),
-            "b": {"long": torch.tensor([1, -2]), "half": torch.tensor([1.5]).half()},
+            "b": {
+                "long": torch.tensor([1, -2]),
+                "half": torch.tensor([1.5]).half(),
+                "brain": torch.tensor([1.5, -3.0]).bfloat16(),
+            },
             "flag": torch.tensor([True, False]),
             "empty": torch.zeros(0, 3),
             "scalar": torch.tensor(7.0),
@@ -36,6 +40,7 @@ def test_tensors_come_out_as_torch_wrote_them(tmp_path):
         "a.row",
         "b.long",
         "b.half",
+        "b.brain",
         "flag",
         "empty",
         "scalar",
@@ -44,6 +49,8 @@ def test_tensors_come_out_as_torch_wrote_them(tmp_path):
     assert read["a.row"].tolist() == [4, 5, 6, 7]
     assert read["b.long"].dtype == np.int64
     assert read["b.half"].tolist() == [1.5]
+    assert read["b.brain"].dtype == np.float32
+    assert read["b.brain"].tolist() == [1.5, -3.0]
     assert read["flag"].tolist() == [True, False]
     assert read["empty"].shape == (0, 3)
     assert read["scalar"].shape == ()

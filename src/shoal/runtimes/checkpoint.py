@@ -60,7 +60,7 @@ class SafetensorsFile(Mapping[str, Weights]):
         dtype, shape, start, end = self._entries[name]
         array = self._map[start:end].view(_DTYPES[dtype]).reshape(shape)
         if dtype == "BF16":
-            return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            return torch_zip.widened(array)
         return array.astype(np.float32) if dtype == "F16" else array
 
     def release_pages(self) -> None:

@@ -26,6 +26,7 @@ from shoal.runtimes.torch_zip import (
     Refused,
     TensorUnpickler,
     flatten,
+    numbers,
 )
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -54,7 +55,7 @@ class _Unpickler(TensorUnpickler):
             raise Refused(f"it refers to a {kind} of type {storage}")
         if self._storages is not None:
             return self._storages[str(key)]
-        self.sizes[str(key)] = (STORAGES[storage], int(count))
+        self.sizes[str(key)] = (storage, int(count))
         return None
 
 
@@ -95,13 +96,13 @@ def _next(
     return unpickler.load(), unpickler.sizes
 
 
-def _storage(file: BinaryIO, dtype: str, count: int) -> npt.NDArray[Any]:
+def _storage(file: BinaryIO, storage: str, count: int) -> npt.NDArray[Any]:
     """The next storage, whose own count must be the one that the containers gave."""
     own = int.from_bytes(file.read(_COUNT_BYTES), "little")
-    size_bytes = count * np.dtype(dtype).itemsize
+    size_bytes = count * np.dtype(STORAGES[storage]).itemsize
     if own != count or not 0 <= size_bytes <= MAX_STORAGE_BYTES:
         raise Refused(f"a storage has {own} numbers and not {count}, or is too large")
     data = file.read(size_bytes)
     if len(data) != size_bytes:
         raise Refused("it is cut short")
-    return np.frombuffer(data, dtype)
+    return numbers(data, storage)

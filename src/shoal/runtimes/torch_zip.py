@@ -23,7 +23,9 @@ from shoal.errors import ModelUnavailable
 MAX_PICKLE_BYTES = 16 * 1024 * 1024
 MAX_STORAGE_BYTES = 2 * 1024**3
 MAX_DEPTH = 8
+# bfloat16 is widened by hand: numpy has none.
 STORAGES = {
+    "BFloat16Storage": "<u2",
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
     "HalfStorage": "<f2",
@@ -89,7 +91,18 @@ class _Unpickler(TensorUnpickler):
         info = self._archive.getinfo(f"{self._root}data/{key}")
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_STORAGE_BYTES:
             raise Refused(f"its storage {key} is compressed or over {MAX_STORAGE_BYTES} bytes")
-        return np.frombuffer(self._archive.read(info), STORAGES[storage])
+        return numbers(self._archive.read(info), storage)
+
+
+def numbers(data: bytes, storage: str) -> npt.NDArray[Any]:
+    """What lies in a storage of that type, bfloat16 as float32."""
+    read = np.frombuffer(data, STORAGES[storage])
+    return widened(read) if storage == "BFloat16Storage" else read
+
+
+def widened(bfloat16: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """Bits of bfloat16 as the float32 numbers that they are."""
+    return (bfloat16.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def rebuild(storage: Any, offset: int, shape: Any, strides: Any) -> _Tensor:
