@@ -118,6 +118,7 @@ def test_load_of_the_builtin_catalog_succeeds():
         (("outputs:", "weights: ../w.onnx\noutputs:"), 4, "weights: `../w.onnx` must not have"),
         (("outputs:", "weights: /w.onnx\noutputs:"), 4, "weights: `/w.onnx` must be a relative"),
         (("outputs:", "weights: w.bin\noutputs:"), 4, "weights: `w.bin` is a pickle, which needs"),
+        (("outputs:", "tokenizer: file:///t.pkl\noutputs:"), 4, "tokenizer: is a pickle, which"),
         (("outputs:", "weights: w.h5\noutputs:"), 4, "weights: `w.h5` is an unknown file type"),
         (("package://tiny/model", "s3://b"), 3, "is missing: the folder of the model"),
         (("outputs:", "digests: {a: b}\noutputs:"), 4, "digests"),

@@ -191,4 +191,4 @@ def test_builtin_entry_resolves_when_its_packages_are_installed(made, tmp_path):
     spec = model_spec(made, tmp_path)
     assert Path(spec.path).exists()
     if made.runtime in TOKENISED and "text" in made.inputs:
-        assert tokenizer_path(made).is_file()
+        assert tokenizer_path(made, tmp_path).is_file()

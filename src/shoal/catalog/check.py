@@ -17,7 +17,7 @@ from msgspec import Meta
 from msgspec.structs import fields as struct_fields
 
 from shoal.catalog.schema import Entry
-from shoal.catalog.sources import local_path, source_fault, weights_fault
+from shoal.catalog.sources import TOKENIZER_PICKLE, local_path, source_fault, weights_fault
 from shoal.core.spelling import did_you_mean
 from shoal.core.types import TASKS
 from shoal.ipc.messages import HeadSpec
@@ -184,6 +184,8 @@ def _places(entry: Entry) -> Iterator[Finding]:
         fault = source_fault(source) if source is not None else None
         if fault:
             yield Finding(field, fault)
+    if (entry.tokenizer or "").endswith(TOKENIZER_PICKLE) and not entry.allow_pickle:
+        yield Finding("tokenizer", "is a pickle, which needs `allow_pickle: true`")
     fault = entry.weights and weights_fault(entry.weights, allow_pickle=entry.allow_pickle)
     if fault:
         yield Finding("weights", f"`{entry.weights}` {fault}")

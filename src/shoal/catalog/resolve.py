@@ -12,11 +12,18 @@ from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.catalog import hub, stores
+from shoal.catalog import hub, stores, tiktoken
 from shoal.catalog.digests import DigestMismatch, verify
 from shoal.catalog.progress import OnProgress, untold
 from shoal.catalog.schema import Entry
-from shoal.catalog.sources import HUB, is_remote, source_fault, tokenizer_files, wanted_files
+from shoal.catalog.sources import (
+    HUB,
+    TOKENIZER_PICKLE,
+    is_remote,
+    source_fault,
+    tokenizer_files,
+    wanted_files,
+)
 from shoal.errors import ModelUnavailable, WeightsMissing
 from shoal.ipc.messages import ModelSpec
 
@@ -52,7 +59,10 @@ def model_spec(entry: Entry, cache_dir: Path, on_progress: OnProgress = untold) 
 def tokenizer_path(
     entry: Entry, cache_dir: Path | None = None, on_progress: OnProgress = untold
 ) -> Path:
-    """The entry's `tokenizer.json`. Raises `ModelUnavailable` when there is none."""
+    """The entry's `tokenizer.json`, made in cache_dir where it has a pickled tiktoken encoding.
+
+    Raises `ModelUnavailable` when there is none.
+    """
     if entry.tokenizer is None:
         root = _weights_root(entry, cache_dir, on_progress)
     else:
@@ -64,6 +74,8 @@ def tokenizer_path(
             files=tokenizer_files(),
             on_progress=on_progress,
         )
+    if root.suffix == TOKENIZER_PICKLE and root.is_file():
+        return _converted(entry, root, cache_dir)
     beside = root if root.is_dir() else root.parent
     path = root if root.suffix == ".json" else beside / "tokenizer.json"
     if not path.is_file():
@@ -72,6 +84,15 @@ def tokenizer_path(
             "where one lies"
         )
     return path
+
+
+def _converted(entry: Entry, pickled: Path, cache_dir: Path | None) -> Path:
+    if not entry.allow_pickle:
+        raise ModelUnavailable(f"{pickled} is a pickle, which needs `allow_pickle: true`")
+    if cache_dir is None:
+        raise WeightsMissing(f"{pickled} would have to be converted")
+    first = entry.options.get("first_token")
+    return tiktoken.converted(pickled, cache_dir, None if first is None else str(first))
 
 
 def why_absent(entry: Entry) -> str | None:

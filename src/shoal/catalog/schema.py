@@ -129,7 +129,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = []
     allow_pickle: Annotated[
         bool,
-        Meta(description="Read weights that are a pickle: trust in whoever made them."),
+        Meta(
+            description="Read weights or a tokenizer that are a pickle: only tensors or tokens are "
+            "taken from it, and none of its code runs."
+        ),
     ] = False
     options: Annotated[
         dict[str, bool | int | float | str],
@@ -141,7 +144,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     tokenizer: Annotated[
         Source | None,
-        Meta(description="Where `tokenizer.json` lies when it is not beside the weights."),
+        Meta(
+            description="Where `tokenizer.json` lies when it is not beside the weights; or the "
+            "pickle of a tiktoken encoding (`*.pkl`), whose texts begin with the option "
+            "`first_token`."
+        ),
     ] = None
     pooling: Annotated[
         Literal["mean", "cls", "last", "none"],

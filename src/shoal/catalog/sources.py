@@ -17,6 +17,7 @@ MOVING_REVISIONS = frozenset({"main", "master", "head", "latest", "refs/heads/ma
 # Files that hold tensors and nothing that runs; a pickle may run anything when it is read.
 WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".gguf")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+TOKENIZER_PICKLE = ".pkl"
 # Configurations, vocabularies and tokenizers.
 _DATA_PATTERNS = ("*.json", "*.txt", "*.model")
 _ONNX_DATA_PATTERNS = ("*.onnx_data", "*.onnx.data")
