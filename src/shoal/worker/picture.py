@@ -20,6 +20,7 @@ from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
 
 RETIRED_IDLE_S = 5.0
+DOUBTED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Picture:
         ]
         elsewhere = self.peers.copies()
         memories = [self._for_models(memory, copies) for memory in self.memories()]
-        most_bytes = max((memory.budget_bytes for memory in memories), default=0)
+        most_bytes = max((self._most_bytes(memory, copies) for memory in memories), default=0)
         return Held(
             memories=tuple(memories),
             copies=tuple(copies),
@@ -109,6 +110,12 @@ class Picture:
             used_bytes=models_bytes + sum(self.residents.sizes.size_bytes(e) for e in loads),
         )
 
+    def _most_bytes(self, memory: Memory, copies: Iterable[Copy]) -> int:
+        """What one model could have there if all went that is not pinned."""
+        pinned = {key for key, entry in self._roster.entries.items() if entry.pinned}
+        stay = [c for c in copies if c.device in memory.devices and c.model in pinned]
+        return max(0, memory.budget_bytes - sum(copy.size_bytes for copy in stay))
+
     def _demand_of(
         self, entry: Entry, elsewhere: dict[str, int], most_bytes: int, now_s: float
     ) -> Demand:
@@ -135,15 +142,20 @@ class Picture:
         )
 
     def _size(self, entry: Entry, most_bytes: int) -> _Size:
-        """What a copy takes: as measured here, else by another worker, else as the entry says."""
+        """What a copy takes: as measured here, else by another worker, else as the entry says.
+
+        What nobody has measured must not rule a model out, unless it is far too large.
+        """
         sizes, key = self.residents.sizes, entry.key
-        if sizes.is_corrected(entry):  # a guess of ours must not rule a model out
-            return _Size(min(sizes.size_bytes(entry), most_bytes), sizes.load_s(entry), True)
+        size_bytes, load_s = sizes.size_bytes(entry), sizes.load_s(entry)
+        if sizes.measured(entry) is not None and not sizes.is_corrected(entry):
+            return _Size(size_bytes, load_s, measured=True)
         peer = self.peers.known(key)
-        if sizes.measured(entry) is None and peer is not None and peer.memory_bytes:
-            return _Size(peer.memory_bytes, peer.load_s, True)
-        measured = sizes.measured(entry) is not None
-        return _Size(sizes.size_bytes(entry), sizes.load_s(entry), measured)
+        if peer is not None and peer.memory_bytes and not sizes.is_corrected(entry):
+            return _Size(peer.memory_bytes, peer.load_s, measured=True)
+        if size_bytes <= DOUBTED * most_bytes:
+            size_bytes = min(size_bytes, most_bytes)
+        return _Size(size_bytes, load_s, measured=sizes.is_corrected(entry))
 
     def _waiting(self, key: str) -> int:
         """Items that wait or run, here or at the broker."""
