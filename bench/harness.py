@@ -108,8 +108,11 @@ def machine() -> dict[str, Any]:
 class Server:
     """A running `shoal serve` in a folder of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, ready_s: float) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], url: str, ready_s: float, folder: Path
+    ) -> None:
         self.process = process
+        self.folder = folder
         self.url = url
         self.ready_s = ready_s
 
@@ -155,7 +158,7 @@ def serving(*flags: str, catalog: Path | None = None) -> Iterator[Server]:
             if " at http" not in line:
                 raise SystemExit("shoal serve did not start")
             url = line.split(" at ", 1)[1].split()[0]
-            yield Server(process, url, time.monotonic() - begun_s)
+            yield Server(process, url, time.monotonic() - begun_s, Path(folder))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)

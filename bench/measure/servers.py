@@ -42,6 +42,22 @@ class Counters:
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LoadCounters:
+    """A worker's counters of loads. run_s: device seconds of batches, over all models."""
+
+    loads: float = 0.0
+    load_s: float = 0.0
+    evictions: float = 0.0
+    run_s: float = 0.0
+
+
+_LOAD_NAMES = {
+    "shoal_worker_loads_total": "loads",
+    "shoal_worker_load_seconds_total": "load_s",
+    "shoal_worker_evictions_total": "evictions",
+    "shoal_worker_device_seconds_total": "run_s",
+}
 _NAMES = {
     "shoal_worker_tokens_total": "tokens",
     "shoal_worker_padded_tokens_total": "padded_tokens",
@@ -65,12 +81,20 @@ class Watched:
 
     def counters(self) -> Counters:
         """The counters now."""
-        found = dict.fromkeys(_NAMES.values(), 0.0)
+        return Counters(**self._read(_NAMES))
+
+    def loads(self) -> LoadCounters:
+        """The counters of loads as of the last heartbeat."""
+        return LoadCounters(**self._read(_LOAD_NAMES))
+
+    def _read(self, names: Mapping[str, str]) -> dict[str, float]:
+        """The counters of these names, summed over their labels."""
+        found = dict.fromkeys(names.values(), 0.0)
         for line in httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text.splitlines():
             name = line.partition("{")[0].partition(" ")[0]
-            if name in _NAMES:
-                found[_NAMES[name]] += float(line.rsplit(" ", 1)[1])
-        return Counters(**found)
+            if name in names:
+                found[names[name]] += float(line.rsplit(" ", 1)[1])
+        return found
 
     def warm_up(self, models: Sequence[str], devices: int) -> None:
         """Asks every model until each of the devices must have it."""

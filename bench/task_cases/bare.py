@@ -1,0 +1,143 @@
+"""The bare runtime: a model in processes of its own, without HTTP, queue or worker.
+
+As many processes of one thread as there are cores, which is how the worker lays out a CPU. Owns
+them and the loop that runs batches. What a worker does before a batch (tokenising, cutting into
+windows) is done once, outside of what is timed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shoal.catalog.resolve import model_spec, tokenizer_path
+from shoal.catalog.schema import Entry
+from shoal.core.types import Task
+from shoal.errors import ShoalError
+from shoal.ipc.messages import RunItem
+from shoal.runtimes.interface import Runtime
+from shoal.runtimes.registry import create
+from shoal.wire.envelope import Envelope
+from shoal.worker.tokenise import Tokeniser, prepare
+from task_cases.cases import Case, case
+
+LEAVE_S = 10.0
+
+
+class Bare:
+    """A model in bare processes."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._running: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        for _ in range(_cores()):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(self._entry, theirs), daemon=True)
+            process.start()
+            self._running.append((process, ours))
+        for _, pipe in self._running:
+            self._told(pipe)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for process, pipe in self._running:
+            pipe.close()
+            process.join(LEAVE_S)
+
+    def rate(self, task: Task, batch: int, seconds: float) -> float:
+        """Inputs per second of all processes together, in batches of so many items."""
+        for _, pipe in self._running:
+            pipe.send((task, batch, seconds))
+        return sum(float(self._told(pipe)) for _, pipe in self._running)
+
+    def _told(self, pipe: Connection) -> Any:
+        try:
+            return pipe.recv()
+        except EOFError:
+            raise SystemExit(f"a bare process of {self._entry.id} ended") from None
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return len(self._running)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _serve(entry: Entry, pipe: Connection) -> None:
+    """In a process of its own: runs what it is told to until the pipe is closed."""
+    cache = Path(tempfile.gettempdir()) / "shoal-bench-cache"
+    cache.mkdir(exist_ok=True)
+    runtime = create(entry.runtime, device="cpu", threads=1)
+    runtime.load(model_spec(entry, cache))
+    made: dict[Task, tuple[Case, list[RunItem]]] = {}
+    pipe.send("ready")
+    while True:
+        try:
+            task, batch, seconds = pipe.recv()
+        except EOFError:
+            return
+        if task not in made:
+            if (one := case(entry, task)) is None:
+                raise SystemExit(f"{entry.id} has no case of {task}")
+            made[task] = one, _items(runtime, one)
+            runtime.run(entry.key, made[task][1][:1])
+        pipe.send(_loop(runtime, *made[task], batch, seconds))
+
+
+def _items(runtime: Runtime, one: Case) -> list[RunItem]:
+    entry = one.entry
+    tokeniser = None
+    if runtime.traits.accepts_ids and "text" in entry.inputs:
+        bare = entry.family == "static"
+        tokeniser = Tokeniser(tokenizer_path(entry), entry.max_tokens, bare=bare)
+    items = []
+    for n, inputs in enumerate(one.items):
+        envelope = Envelope(
+            item=str(n),
+            request="r",
+            index=0,
+            of=1,
+            task=one.task,
+            model=entry.id,
+            revision=entry.revision,
+            lane="interactive",
+            cost_tokens=1,
+            n_inputs=one.each,
+            deadline_s=0.0,
+            submitted_s=0.0,
+            reply="",
+            params=one.params,
+        )
+        run_item = prepare(entry, runtime.traits, tokeniser, envelope, inputs).run_item
+        if run_item is not None:
+            items.append(run_item)
+    return items
+
+
+def _loop(runtime: Runtime, one: Case, items: list[RunItem], batch: int, seconds: float) -> float:
+    """Inputs per second; at least one batch is run."""
+    count, at, begun_s = 0, 0, time.monotonic()
+    while not count or time.monotonic() - begun_s < seconds:
+        chosen = items[at : at + batch] or items[:batch]
+        for outcome in runtime.run(one.entry.key, chosen).outcomes:
+            if isinstance(outcome, ShoalError):
+                raise outcome
+        count += len(chosen) * one.each
+        at = (at + batch) % len(items)
+    return count / (time.monotonic() - begun_s)

@@ -1,0 +1,163 @@
+"""Part 1: every task of every model, bare and served.
+
+For each case the best batch size of the bare runtime is found first; then bare and served rounds
+are taken in turn, in alternating order, so that a drifting machine touches both alike. Ratios are
+of rounds side by side. Owns the rounds and the table's rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import httpx
+import uvloop
+from harness import Report, Server, median
+from measure.figures import quantile, steady_rate
+from measure.load import saturate
+from measure.rounds import rotated, rounds
+
+from shoal.catalog.load import load
+from shoal.catalog.schema import Entry
+from shoal.runtimes.registry import available
+from task_cases.bare import Bare
+from task_cases.cases import Case, case
+
+# Below this an input is hardly computed: what is compared then is reading and carrying it.
+LEAST_DEVICE_MS = 1.0
+BATCHES = (1, 8, 32, 128)
+CONCURRENCY = {"text": 24, "image": 8, "file": 8, "document": 6, "audio": 6}
+SERVED, BARE = "served", "bare"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured of a case.
+
+    seconds: of a round, as long as it has `least_inputs` for each device; longer else, up to
+    `most_s`.
+    """
+
+    batches: tuple[int, ...]
+    rounds: int
+    seconds: float
+    least_inputs: int
+    most_s: float
+    budget_s: float
+
+
+FULL = Effort(BATCHES, 3, 1.2, 5, 5.0, 30.0)
+QUICK = Effort((8,), 1, 0.3, 1, 0.6, 5.0)
+
+
+@dataclass(slots=True)
+class Measured:
+    """One case: inputs per second of each round, and the seconds of a call that is alone."""
+
+    case: Case
+    batch: int
+    processes: int
+    rates: dict[str, list[float]] = field(default_factory=lambda: {BARE: [], SERVED: []})
+    alone_s: float = math.nan
+
+    @property
+    def ratio(self) -> float:
+        """Served over bare: the median over rounds."""
+        pairs = zip(self.rates[SERVED], self.rates[BARE], strict=True)
+        return median([served / bare for served, bare in pairs])
+
+    @property
+    def device_ms(self) -> float:
+        """What the bare runtime takes for an input on one device."""
+        return 1e3 * self.processes / median(self.rates[BARE])
+
+
+def run(report: Report, server: Server, *, quick: bool) -> None:
+    """Part 1."""
+    effort = QUICK if quick else FULL
+    served = {
+        one["id"]
+        for one in httpx.get(f"{server.url}/v1/models").json()["data"]
+        if one["state"] != "unavailable"
+    }
+    made: list[Measured] = []
+    for entry in load(None).entries:
+        if entry.id not in served:
+            print(f"left out: {entry.id}, which this environment does not serve")
+            continue
+        if reason := available(entry.runtime):
+            print(f"left out: {entry.id}, whose runtime this Python cannot make bare: {reason}")
+            continue
+        made += _measure_model(server, entry, effort)
+    cards = httpx.get(f"{server.url}/v1/models").json()["data"]
+    memory_mib = {one["id"]: one.get("memory_bytes", 0) / 2**20 for one in cards}
+    for one in made:
+        report.add(**_row(one, memory_mib))
+    weighed = [one.ratio for one in made if one.device_ms >= LEAST_DEVICE_MS]
+    report.headline["served_models"] = len({one.case.entry.id for one in made})
+    report.headline["served_over_raw_min"] = min(weighed, default=math.nan)
+    report.headline["served_over_raw_median"] = median(weighed) if weighed else math.nan
+
+
+def _measure_model(server: Server, entry: Entry, effort: Effort) -> list[Measured]:
+    made = []
+    with Bare(entry) as bare:
+        for task in entry.tasks:
+            if (one := case(entry, task)) is None:
+                print(f"left out: {entry.id} {task}, whose inputs are not installed")
+                continue
+            made.append(_measure(server, bare, one, effort))
+    return made
+
+
+def _measure(server: Server, bare: Bare, one: Case, effort: Effort) -> Measured:
+    tried = {n: bare.rate(one.task, n, effort.seconds / 2) for n in effort.batches}
+    best = max(tried, key=lambda n: tried[n])
+    made = Measured(one, best, bare.processes)
+    input_s = bare.processes / tried[best]
+    seconds = min(effort.most_s, max(effort.seconds, effort.least_inputs * input_s))
+    _served(server, one, seconds)  # loads it, and again where that pays
+    measure = {
+        BARE: lambda: bare.rate(one.task, best, seconds),
+        SERVED: lambda: _served(server, one, seconds),
+    }
+    for number in rounds(effort.rounds, effort.budget_s):
+        for name in rotated(list(measure), number):
+            made.rates[name].append(measure[name]())
+    calls = uvloop.run(saturate(server.url, one.alone(server.url), 1, effort.seconds, 3))
+    made.alone_s = quantile([call.latency_s for call in calls], 0.5)
+    return made
+
+
+def _served(server: Server, one: Case, seconds: float) -> float:
+    """Inputs per second over HTTP, in a closed loop that keeps the queue filled."""
+    concurrency = CONCURRENCY[one.entry.inputs[0]]
+    requests = one.requests(server.url)
+    calls = uvloop.run(saturate(server.url, requests, concurrency, seconds))
+    inputs = float(one.per_request * one.each)
+    done = [(call.done_s, inputs) for call in calls]
+    # At the start the queue is empty, and at the end one device runs out before another.
+    rate = steady_rate(done, concurrency // 4, len(done) - concurrency // 2)
+    if math.isnan(rate):
+        return inputs * len(calls) / (max(call.done_s for call in calls) - calls[0].due_s)
+    return rate
+
+
+def _row(one: Measured, memory_mib: Mapping[str, float]) -> dict[str, object]:
+    entry = one.case.entry
+    what = "candidate" if one.case.task == "score" else entry.inputs[0]
+    return {
+        "1. model": entry.id,
+        "task": one.case.task,
+        "input": what,
+        "bare inputs/s": median(one.rates[BARE]),
+        "best batch": one.batch * one.case.each,
+        "device ms/input": one.device_ms,
+        "served inputs/s": median(one.rates[SERVED]),
+        "a request": one.case.per_request * one.case.each,
+        "served/bare": one.ratio,
+        "in the headline": "yes" if one.device_ms >= LEAST_DEVICE_MS else "no",
+        "p50 alone ms": 1e3 * one.alone_s,
+        "MiB": memory_mib.get(entry.id, 0.0),
+    }
