@@ -221,7 +221,8 @@ class LoadedModel:
     def _forward(self, need: Need, rows: Rows, budget_tokens: int) -> int:
         """Fills in the rows' numbers; returns the tokens that were computed, padding included."""
         sequences = list(rows.index)
-        lengths = [len(sequence) for sequence in sequences]
+        least = self._network.limits.least
+        lengths = [max(least, len(sequence)) for sequence in sequences]
         n = len(sequences)
         rows.finite = np.ones(n, np.bool_)
         rows.sparse = [(np.empty(0, np.uint32), np.empty(0, np.float32))] * n

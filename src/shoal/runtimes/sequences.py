@@ -42,10 +42,14 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a network takes: sequences of 1..`tokens` ids, each below `vocab` (0: unknown)."""
+    """What a network takes: sequences of 1..`tokens` ids, each below `vocab` (0: unknown).
+
+    least: tokens that it computes for a shorter one, too.
+    """
 
     tokens: int
     vocab: int = 0
+    least: int = 1
 
 
 def cut(item: RunItem, limits: Limits) -> list[TokenSequence]:

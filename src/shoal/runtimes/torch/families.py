@@ -94,7 +94,9 @@ FAMILIES: dict[str, Family] = {
 }
 # Image networks have no config.json: the catalog entry names the family.
 IMAGES = {"efficientnet": "EfficientNet and EfficientNet-lite image classifiers and encoders"}
-ABOUT = {name: family.about for name, family in FAMILIES.items()} | IMAGES
+# Nor have these text networks, which are no choice of the general one.
+OWN = {"nanochat": "Classifiers with nanochat's layers, read both ways"}
+ABOUT = {name: family.about for name, family in FAMILIES.items()} | IMAGES | OWN
 
 
 def find(config: Mapping[str, Any], forced: str | None, where: str) -> Family:

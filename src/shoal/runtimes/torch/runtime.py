@@ -28,7 +28,7 @@ from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.interface import RanItems
-from shoal.runtimes.torch.families import IMAGES
+from shoal.runtimes.torch.families import IMAGES, OWN
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,8 @@ class TorchRuntime:
         path = locate(spec, USUAL_FILES)
         if spec.family in IMAGES:
             return self._load_pictures(spec, path)
+        if spec.family in OWN:
+            return self._load_own(spec, path)
         dtype = _dtype(spec, path)
         packing = spec.options.get("packing", "auto")
         if packing not in (True, False, "auto"):
@@ -88,6 +90,15 @@ class TorchRuntime:
         from shoal.runtimes.torch.pictures import LoadedPictures
 
         self._models[spec.key] = LoadedPictures(spec, path, device=self._device)
+        self._lower.discard(spec.key)
+        return False
+
+    def _load_own(self, spec: ModelSpec, path: Path) -> bool:
+        from shoal.runtimes.torch.nanochat import NanochatClassifier
+
+        self._models[spec.key] = LoadedModel(
+            spec, NanochatClassifier(path, spec, device=self._device)
+        )
         self._lower.discard(spec.key)
         return False
 
