@@ -188,13 +188,13 @@ def test_demand_adds_up_the_wait_for_models_that_are_not_here():
 def test_demand_remembers_wishes_for_a_while():
     """An operator's wish holds until it is fulfilled or old; only so many are remembered."""
     book = DemandBook()
-    book.wish("m", 0.0)
-    assert book.wished("m", WISH_S - 1)
+    book.wish("m", "here", 0.0)
+    assert book.wished("m", WISH_S - 1) == "here"
     assert not book.wished("m", WISH_S + 1)
     book.fulfil("m")
     assert not book.wished("m", 0.0)
     for n in range(MAX_WISHES + 1):
-        book.wish(f"m{n}", 0.0)
+        book.wish(f"m{n}", "somewhere", 0.0)
     assert not book.wished(f"m{MAX_WISHES}", 0.0)
 
 

@@ -7,8 +7,11 @@ and operators' wishes. Does not own what is done about it (`residency`).
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from typing import Literal
 
 from shoal.core.types import Lane
+
+Wish = Literal["here", "somewhere"]
 
 WISH_S = 60.0
 MAX_WISHES = 1_000
@@ -21,7 +24,7 @@ class DemandBook:
         self.waiting: dict[str, int] = {}
         self._waited_s: dict[str, float] = {}
         self._counted_s: float | None = None
-        self._wishes: dict[str, float] = {}
+        self._wishes: dict[str, tuple[Wish, float]] = {}
 
     def on_counts(
         self, counts: Mapping[tuple[str, Lane], int], here: Container[str], now_s: float
@@ -45,14 +48,15 @@ class DemandBook:
         """Item-seconds that what waits has waited for a model that is not here."""
         return self._waited_s.get(model, 0.0)
 
-    def wish(self, model: str, now_s: float) -> None:
+    def wish(self, model: str, wish: Wish, now_s: float) -> None:
         """An operator wants a model loaded; it is tried for a while."""
         if len(self._wishes) < MAX_WISHES:
-            self._wishes[model] = now_s + WISH_S
+            self._wishes[model] = (wish, now_s + WISH_S)
 
-    def wished(self, model: str, now_s: float) -> bool:
-        """Whether somebody wants it loaded."""
-        return self._wishes.get(model, now_s) > now_s
+    def wished(self, model: str, now_s: float) -> Wish | None:
+        """Where somebody wants it loaded, if anybody does."""
+        wish, until_s = self._wishes.get(model, (None, now_s))
+        return wish if until_s > now_s else None
 
     def fulfil(self, model: str) -> None:
         """It is loaded, or cannot be."""

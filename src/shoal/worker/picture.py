@@ -122,10 +122,14 @@ class Picture:
         key = entry.key
         size = self._size(entry, most_bytes)
         retired = key in self._roster.retired
-        wished = self.demand.wished(key, now_s)
         pinned = entry.pinned and not retired
-        least = 0 if retired else max(entry.min_replicas, int(pinned))
         there = elsewhere.get(key, 0)
+        least = 0 if retired else max(entry.min_replicas, int(pinned))
+        match self.demand.wished(key, now_s):
+            case "here":
+                least = max(least, there + 1)
+            case "somewhere":
+                least = max(least, 1)
         return Demand(
             model=key,
             size_bytes=size.size_bytes,
@@ -135,7 +139,7 @@ class Picture:
             waited_s=self.demand.waited_s(key),
             backlog_s=self.backlog_s(entry),
             pinned=pinned,
-            min_copies=there + 1 if wished else least,
+            min_copies=least,
             elsewhere=there,
             idle_timeout_s=RETIRED_IDLE_S if retired else entry.idle_timeout_s,
             blocked=self.residents.fault(entry) is not None or self._refused_lately(key, now_s),

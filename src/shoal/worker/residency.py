@@ -30,6 +30,7 @@ from shoal.core.residency import (
 from shoal.errors import OutOfMemory, QueueUnavailable, ShoalError
 from shoal.queue.interface import Queue
 from shoal.wire.envelope import Nudge, UnreadableMessage, decode_nudge
+from shoal.worker.demand import Wish
 from shoal.worker.memory import HOST, GpuMemory, Memories, memory_of
 from shoal.worker.peers import LEASE_S, Lease, Leases
 from shoal.worker.picture import Picture
@@ -108,7 +109,8 @@ class Residency:
             return
         if nudge.verb == "load":
             self.residents.faults.forgive(entry.key)
-            self._demand.wish(entry.key, monotonic())
+            wish: Wish = "here" if nudge.worker else "somewhere"
+            self._demand.wish(entry.key, wish, monotonic())
             self.wake()
         else:
             self._demand.fulfil(entry.key)
