@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -182,6 +183,14 @@ class WorkerSettings(QueueSettings):
         ),
     ] = "density"
     load_timeout_s: Annotated[Seconds, Meta(description="Longest time a model may load.")] = 300.0
+    bundles_dir: Annotated[
+        Path | None,
+        Meta(description="Folder of bundles (*.yaml) beside the built-in ones."),
+    ] = None
+    build_bundles: Annotated[
+        bool,
+        Meta(description="Build a bundle when a model first needs it; else `shoal bundles build`."),
+    ] = True
     run_timeout_s: Annotated[
         Seconds, Meta(description="A runtime that takes longer over one batch is started anew.")
     ] = 120.0
@@ -214,6 +223,17 @@ class OperatorSettings(QueueSettings):
 def environment() -> dict[str, str]:
     """The variables of this process that are Shoal's."""
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
+def other_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process of another Python environment.
+
+    Ours, without settings (and their secrets) and without what would lead its interpreter to the
+    packages of this one.
+    """
+    ours = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX) and k not in ours}
+    return kept | dict(more)
 
 
 def child_environment(

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.bundles_app import bundles_app
 from shoal.cli.dead import dead_app
 from shoal.cli.models_app import models_app
 from shoal.cli.options import CatalogFolder, settings_command
@@ -81,6 +82,7 @@ app.command("worker")(
     )
 )
 app.add_typer(models_app, name="models")
+app.add_typer(bundles_app, name="bundles")
 app.add_typer(dead_app, name="dead")
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from shoal.bundles.definition import read as read_bundles
+from shoal.bundles.shelf import Shelf
 from shoal.catalog.load import field, load, read
 from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
 from shoal.errors import RuntimeUnavailable
 from shoal.runtimes.registry import available
+from shoal.settings import environment
 
 TABLE_WIDTH = 200
 
@@ -72,7 +75,11 @@ def check(folder: Path) -> int:
 
 def why_unusable(entry: Entry) -> str | None:
     """Why a model cannot run on this machine, or None. Downloads nothing."""
+    bundles = environment().get("SHOAL_BUNDLES_DIR")
+    shelf = Shelf(Path(), read_bundles(Path(bundles) if bundles else None))
     try:
+        if shelf.of(entry.runtime) is not None:  # built when it is first needed
+            return why_absent(entry)
         return available(entry.runtime) or why_absent(entry)
     except RuntimeUnavailable as error:
         return error.message

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shoal.bundles.build import OnStep
+from shoal.bundles.shelf import Home, Shelf
 from shoal.catalog.resolve import model_spec
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
@@ -74,6 +76,10 @@ class Loading:
     entry: Entry
     begun_s: float
     phase: str = "loading"
+
+    def on_building(self, step: str) -> None:
+        """The runtime's bundle is being built."""
+        self.phase = f"building the bundle: {step}"
 
 
 @dataclass(slots=True)
@@ -154,6 +160,7 @@ class Residents:
         cache_dir: Path,
         load_timeout_s: float,
         sizes: SizeBook,
+        shelf: Shelf,
         on_change: Callable[[], None],
     ) -> None:
         self.devices = [Device(name) for name in devices]
@@ -165,6 +172,7 @@ class Residents:
         self._threads = threads
         self._cache_dir = cache_dir
         self._load_timeout_s = load_timeout_s
+        self._shelf = shelf
         self._on_change = on_change
         self._times: dict[str, LoadTimes] = {}
         self._empty_since_s: dict[tuple[str, str], float] = {}
@@ -183,9 +191,15 @@ class Residents:
                 device=device.name,
                 threads=self._threads,
                 on_lost=lambda: self.on_lost(device, runtime),
+                home=lambda: self._home(runtime, lambda _: None),
             )
             device.processes[runtime] = process
         return process
+
+    async def _home(self, runtime: str, on_step: OnStep) -> Home | None:
+        """Where a runtime starts; a bundle that is not built yet is, which may take long."""
+        bundle = self._shelf.of(runtime)
+        return await self._shelf.home(bundle, on_step) if bundle is not None else None
 
     def on_lost(self, device: Device, runtime: str) -> None:
         """A runtime's process has died: what it held is no longer resident."""
@@ -278,6 +292,8 @@ class Residents:
         error: ShoalError | None = None
         try:
             spec = await self._fetch(entry, loading)
+            await self._home(entry.runtime, loading.on_building)
+            loading.phase = "loading"
             async with asyncio.timeout(self._load_timeout_s):
                 connection = await self.process(device, entry.runtime).connection()
                 loaded = await connection.load(spec)

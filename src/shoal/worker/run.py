@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from shoal.bundles.shelf import shelf_of
 from shoal.catalog.follow import Following
 from shoal.catalog.load import load
 from shoal.catalog.schema import Entry
@@ -94,6 +95,7 @@ class Worker:
         )
         self._peers = Peers(self.name)
         memories = Memories(devices, budget_mib=settings.memory_mib, share=settings.memory_share)
+        self._shelf = shelf_of(settings)
         residents = self._make_residents(devices)
         self._residency = Residency(
             queue,
@@ -135,6 +137,7 @@ class Worker:
             cache_dir=self._settings.cache_dir,
             load_timeout_s=self._settings.load_timeout_s,
             sizes=self._sizes,
+            shelf=self._shelf,
             on_change=self._on_change,
         )
 
@@ -175,7 +178,7 @@ class Worker:
         """Serves until `leave`. Raises `QueueUnavailable` when the queue is not there at start."""
         begun_s = monotonic()
         self._settings.cache_dir.mkdir(parents=True, exist_ok=True)
-        self._runtimes = await probe_runtimes()
+        self._runtimes = self._shelf.complete(await probe_runtimes())
         await self._following.start()
         await self._following.recall()
         await self._follow()

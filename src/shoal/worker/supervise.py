@@ -10,8 +10,9 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from shoal.bundles.shelf import Home
 from shoal.clock import monotonic
 from shoal.errors import RuntimeCrashed, RuntimeUnavailable, ShoalError
 from shoal.ipc.child import Backoff, Child, Command
@@ -25,16 +26,26 @@ STOP_S = 2.0
 
 
 class RuntimeProcess:
-    """A runtime on a device. `on_lost` is called whenever a running process has died."""
+    """A runtime on a device. `on_lost` is called whenever a running process has died.
+
+    home: says before each start where the process starts; None: in this very environment.
+    """
 
     def __init__(
-        self, runtime: str, *, device: str, threads: int, on_lost: Callable[[], None]
+        self,
+        runtime: str,
+        *,
+        device: str,
+        threads: int,
+        on_lost: Callable[[], None],
+        home: Callable[[], Awaitable[Home | None]] | None = None,
     ) -> None:
         self.runtime = runtime
         self.device = device
         self.hello: Hello | None = None
         self._threads = threads
         self._on_lost = on_lost
+        self._home = home
         self._connection: RuntimeConnection | None = None
         self._child: Child | None = None
         self._starting = asyncio.Lock()
@@ -81,6 +92,7 @@ class RuntimeProcess:
     async def _start(self) -> RuntimeConnection:
         if self._stopping:
             raise RuntimeCrashed(f"the {self.runtime} runtime is being stopped")
+        home = await self._home() if self._home is not None else None
         ours, theirs = socket.socketpair()
         command = Command(
             f"{self.runtime} runtime",
@@ -91,7 +103,8 @@ class RuntimeProcess:
                 *("--threads", str(self._threads)),
             ],
             module="shoal.runtimes.host",
-            python=sys.executable,
+            python=home.python if home is not None else sys.executable,
+            environment=home.environment if home is not None else None,
         )
         begun_s = monotonic()
         try:

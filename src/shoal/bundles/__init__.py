@@ -1,0 +1,1 @@
+"""Environments of their own for runtimes whose libraries the default environment lacks."""

@@ -1,0 +1,241 @@
+"""The runtime `candle`: embeddings on Candle (Rust), through the library `candding`.
+
+It takes BERT and Qwen3 folders with safetensors, in float32, and computes on CPUs. The library
+reads its pooling from the files beside the weights; here the entry decides, so it is given a view
+of the folder: links to the files that it needs, and pooling files of our own. Owns the view,
+refusing or cutting what is too long, and which texts share a pass. Does not own tokenising or the
+network (the library's), or what is made of the vectors (`answers`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.core.batching import partition
+from shoal.errors import (
+    InputTooLong,
+    InvalidRequest,
+    ModelUnavailable,
+    RunFailed,
+    RuntimeUnavailable,
+    ShoalError,
+)
+from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.runtimes.answers import Answers, Numbers
+from shoal.runtimes.checkpoint import INDEX, locate
+from shoal.runtimes.entities import Tags
+from shoal.runtimes.heap import give_back
+from shoal.runtimes.interface import RanItems
+from shoal.runtimes.sequences import place
+from shoal.wire.envelope import Result
+
+Floats = npt.NDArray[np.float32]
+
+_CURE = "shoal bundles build candle"
+_WEIGHTS = "model.safetensors"
+_NEEDED = ("config.json", "tokenizer.json")
+_ALSO = ("tokenizer_config.json", "special_tokens_map.json")
+_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
+
+
+class CandleRuntime:
+    """Runs embedders through candding. Raises `RuntimeUnavailable` for a device that is no CPU."""
+
+    name = "candle"
+    needs: ClassVar[dict[str, str]] = {"candding": _CURE, "tokenizers": _CURE}
+
+    def __init__(self, *, device: str, threads: int) -> None:
+        if device.partition(":")[0] != "cpu":
+            raise RuntimeUnavailable(f"the candle runtime computes on CPUs, not on {device}")
+        # Read by the library's pool of threads when it first computes.
+        os.putenv("RAYON_NUM_THREADS", str(threads))
+        self.version = version("candding")
+        self.traits = Traits(accepts_ids=False, tasks=["encode", "score"])
+        self._models: dict[str, Embedder] = {}
+
+    def load(self, spec: ModelSpec) -> bool:
+        """Loads a checkpoint; one that is loaded already is replaced. Nothing is ever kept of one.
+
+        Raises `ModelUnavailable`.
+        """
+        self._models[spec.key] = Embedder(spec)
+        return False
+
+    def unload(self, key: str, *, keep: bool = False) -> None:
+        """Drops the model and gives its memory back."""
+        del keep  # there is no host tier
+        if self._models.pop(key, None) is not None:
+            give_back()
+
+    def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
+        """Runs items of one loaded model."""
+        model = self._models.get(key)
+        if model is None:
+            raise ModelUnavailable(f"{key} is not loaded")
+        return model.run(items, block_tokens)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of each model's weights."""
+        return {key: model.memory_bytes for key, model in self._models.items()}
+
+
+class Embedder:
+    """One model. Raises `ModelUnavailable` for what it could not serve."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        import candding
+        from tokenizers import Tokenizer
+
+        self._spec = spec
+        self._answers = Answers(spec, {}, None, Tags.read(()))
+        _check(spec)
+        weights = locate(spec, (_WEIGHTS, f"model{INDEX}"))
+        with TemporaryDirectory(prefix="shoal-candle-") as folder:
+            view = Path(folder)
+            self.memory_bytes = _fill(view, weights, spec)
+            try:
+                self._tokenizer: Any = Tokenizer.from_file(str(view / "tokenizer.json"))
+                self._network: Any = candding.TextEmbedding(
+                    *(folder,),
+                    device="cpu",
+                    dtype="f32",
+                    max_length=spec.max_tokens,
+                    normalize=False,
+                )
+            except candding.CanddingError as error:
+                raise ModelUnavailable(f"{spec.key}: {error}") from error
+        if self._network.max_length < spec.max_tokens:
+            raise ModelUnavailable(
+                f"{spec.key}: max_tokens is {spec.max_tokens}, and the network takes "
+                f"{self._network.max_length}"
+            )
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def run(self, items: Sequence[RunItem], block_tokens: int | None) -> RanItems:
+        """An outcome for each item, in order; equal texts are computed once."""
+        budget_tokens = self._spec.batch_tokens if block_tokens is None else block_tokens
+        rows: dict[str, int] = {}
+        lengths: list[int] = []
+        plans: list[list[int] | ShoalError] = []
+        for item in items:
+            try:
+                tokens = self._lengths(item)
+            except ShoalError as error:
+                plans.append(error)
+                continue
+            for text, length in zip(item.texts, tokens, strict=True):
+                if text not in rows:
+                    rows[text] = len(rows)
+                    lengths.append(length)
+            plans.append([rows[text] for text in item.texts])
+        vectors, padded_tokens = self._embed(list(rows), lengths, budget_tokens)
+        outcomes = [
+            plan if isinstance(plan, ShoalError) else self._answer(item, vectors[plan])
+            for item, plan in zip(items, plans, strict=True)
+        ]
+        return RanItems(outcomes, padded_tokens)
+
+    def _lengths(self, item: RunItem) -> list[int]:
+        """Tokens of each text, at most those that the model takes. Raises a `CallerError`."""
+        if item.task not in self._spec.tasks:
+            raise InvalidRequest(f"{self._spec.key} does not {item.task}", param="model")
+        if item.task == "encode":
+            self._answers.outputs(item)
+        if not item.texts:
+            raise InvalidRequest("this model takes texts")
+        most = self._spec.max_tokens
+        lengths = [len(self._tokenizer.encode(text).ids) for text in item.texts]
+        for index, length in enumerate(lengths):
+            if length > most and not item.params.truncate:
+                raise InputTooLong(
+                    f"{place(item, index)} has {length} tokens and the model takes {most}; shorten "
+                    "it or set `truncate` to true",
+                    param="input",
+                )
+        return [min(length, most) for length in lengths]
+
+    def _embed(
+        self, texts: list[str], lengths: list[int], budget_tokens: int
+    ) -> tuple[Floats, int]:
+        """Vectors [texts, d], pooled and not scaled, and the tokens computed with padding."""
+        vectors = np.empty((len(texts), self._network.dim), np.float32)
+        padded_tokens = 0
+        every = [sorted(range(len(texts)), key=lengths.__getitem__)] if texts else []
+        for group in partition(lengths, budget_tokens) if budget_tokens else every:
+            vectors[group] = self._network.embed([texts[i] for i in group], batch_size=len(group))
+            padded_tokens += max(lengths[i] for i in group) * len(group)
+        return vectors, padded_tokens
+
+    def _answer(self, item: RunItem, vectors: Floats) -> Result | ShoalError:
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(bad):
+            where = place(item, int(bad[0]))
+            return RunFailed(f"{self._spec.key}: {where} gave numbers that are not finite")
+        try:
+            return self._answers.answer(item, Numbers(vectors))
+        except ShoalError as error:
+            return error
+
+
+def _check(spec: ModelSpec) -> None:
+    if set(spec.outputs) - {"dense"} or spec.heads or spec.scorer != "similarity":
+        raise ModelUnavailable(
+            f"{spec.key}: the candle runtime gives dense vectors and their similarity, nothing else"
+        )
+    if spec.pooling not in _POOLINGS:
+        raise ModelUnavailable(
+            f"{spec.key}: the candle runtime pools by {', '.join(_POOLINGS)}, not {spec.pooling}"
+        )
+
+
+def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
+    """Makes the folder that the library reads; returns the bytes of the weights.
+
+    Nothing but these files is in it: of a folder with a pickle, that is not seen.
+    """
+    folder = weights.parent
+    for name in _NEEDED:
+        if not (folder / name).is_file():
+            raise ModelUnavailable(f"{spec.key}: {folder} has no {name}")
+    names = [name for name in (*_NEEDED, *_ALSO) if (folder / name).is_file()]
+    links = {name: folder / name for name in names}
+    parts = [weights]
+    if weights.name.endswith(INDEX):
+        links[f"model{INDEX}"] = weights
+        parts = sorted(folder.glob("*.safetensors"))
+        links |= {part.name: part for part in parts}
+    elif weights.suffix == ".safetensors":
+        links[_WEIGHTS] = weights
+    else:
+        raise ModelUnavailable(f"{spec.key}: {weights} is no safetensors file")
+    for name, target in links.items():
+        (view / name).symlink_to(target.resolve())
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+    ]
+    (view / "modules.json").write_text(json.dumps(modules), "utf-8")
+    pooling = {
+        f"pooling_mode_{name}": name == _POOLINGS[spec.pooling] for name in _POOLINGS.values()
+    }
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (view / "1_Pooling").mkdir()
+    (view / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": config.get("hidden_size"), **pooling}), "utf-8"
+    )
+    return sum(part.stat().st_size for part in parts)
