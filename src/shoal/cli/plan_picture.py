@@ -28,7 +28,7 @@ def picture(models: Sequence[SimModel], report: Report) -> str:
         f'<rect width="{_WIDTH_PX}" height="{height}" fill="white"/>',
     ]
     for number, device in enumerate(devices):
-        colour, left = _COLOURS[number % len(_COLOURS)], _NAMES_PX + 130 * number
+        colour, left = _COLOURS[number % len(_COLOURS)], _NAMES_PX + 130.0 * number
         parts.append(f'<rect x="{left}" y="4" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{left + 14}" y="13">{escape(device)}</text>')
     for model, row in rows.items():
