@@ -131,7 +131,7 @@ def phase(state: ModelState) -> str:
     """What a person is told of a model's state on a worker: `fetching 40 %`, `resident`."""
     if state.state != "loading":
         return state.state
-    if state.load_s and not state.reason.startswith("fetching"):
+    if state.load_s and not state.reason.startswith(("fetching", "building")):
         share = min(99, int(100 * state.loading_s / state.load_s))
         return f"{state.reason or 'loading'} {share} %"
     return state.reason or "loading"

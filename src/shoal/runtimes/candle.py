@@ -157,11 +157,7 @@ class Embedder:
         lengths = [len(self._tokenizer.encode(text).ids) for text in item.texts]
         for index, length in enumerate(lengths):
             if length > most and not item.params.truncate:
-                raise InputTooLong(
-                    f"{place(item, index)} has {length} tokens and the model takes {most}; shorten "
-                    "it or set `truncate` to true",
-                    param="input",
-                )
+                raise _too_long(item, index, length, most)
         return [min(length, most) for length in lengths]
 
     def _embed(
@@ -185,6 +181,18 @@ class Embedder:
             return self._answers.answer(item, Numbers(vectors))
         except ShoalError as error:
             return error
+
+
+def _too_long(item: RunItem, index: int, tokens: int, most: int) -> InputTooLong:
+    """The refusal of the text at `index`, as the worker words it for runtimes that take ids."""
+    shift = 1 if item.layout == "shared" else 0
+    which = None if index < shift else (index - shift) // (2 if item.layout == "pairs" else 1)
+    return InputTooLong(
+        f"{place(item, index)} has {tokens} tokens and the model takes {most}; shorten it or set "
+        "`truncate` to true",
+        param="query" if which is None else None,
+        input_index=which,
+    )
 
 
 def _check(spec: ModelSpec) -> None:
