@@ -121,8 +121,6 @@ class Device:
         """A batch has left for it."""
         sent = Sent(expected_s, model)
         self.sent.append(sent)
-        if model in self.resident:
-            self.resident[model].used_s = now_s
         self._begin(now_s)
         return sent
 
