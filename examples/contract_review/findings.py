@@ -73,7 +73,7 @@ def personal_data(text: str, entities: Sequence[Entity]) -> list[tuple[str, str]
 def summarise(found: Findings) -> str:
     """Two sentences from a template; with a generator, its prompt would hold the same facts."""
     parties = " and ".join(found.parties) or "unknown parties"
-    names = [match.clause.name for match in found.risky]
+    names = list(dict.fromkeys(match.clause.name for match in found.risky))
     risks = f"{len(names)} to look at: {', '.join(names)}" if names else "none that is unusual"
     text = f"A contract between {parties}. Of {len(found.matches)} known clauses, {risks}."
     if found.suspicious:
