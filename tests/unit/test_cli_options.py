@@ -1,8 +1,12 @@
+import json
+
 import pytest
 from typer.testing import CliRunner
 
+from shoal.catalog.load import load
 from shoal.cli.main import app
 from shoal.cli.options import MAIN, default_text, settings_command
+from shoal.cli.serve import examples
 from shoal.configuration import KINDS, knobs
 from shoal.errors import SettingsError
 from shoal.settings import GatewaySettings, ServeSettings
@@ -77,3 +81,11 @@ def test_help_hides_no_command():
     text = CliRunner().invoke(app, ["--help"]).output
     for name in ("serve", "gateway", "worker", "models", "run", "doctor", "version"):
         assert f" {name} " in text
+
+
+def test_serve_shows_requests_that_its_models_take():
+    """The requests to copy have texts in them, and go to models that read texts."""
+    catalog = load(None)
+    bodies = [json.loads(command.split("'")[-2]) for command in examples(catalog, "http://x")]
+    assert bodies
+    assert all("text" in catalog.resolve(body["model"]).inputs for body in bodies)

@@ -183,10 +183,11 @@ async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
 
 
 def examples(snapshot: Snapshot, url: str) -> list[str]:
-    """Requests to copy: one for each kind of task that the catalog serves."""
+    """Requests to copy: one for each kind of task on texts that the catalog serves."""
 
     def first(*tests: Callable[[Entry], bool]) -> Entry | None:
-        fit = [e for test in tests for e in snapshot.entries if test(e)]
+        texts = [e for e in snapshot.entries if "text" in e.inputs]
+        fit = [e for test in tests for e in texts if test(e)]
         return fit[0] if fit else None
 
     def curl(path: str, body: dict[str, Any]) -> str:
@@ -206,7 +207,9 @@ def examples(snapshot: Snapshot, url: str) -> list[str]:
         documents = ["Cats sleep a lot.", "A shoal is a group of fish."]
         body = {"model": entry.id, "query": "what is a shoal?", "documents": documents}
         commands.append(curl("/v1/rerank", body))
-    entry = first(lambda e: "classify" in e.tasks)
+    entry = first(
+        lambda e: "classify" in e.tasks and e.runtime == "onnx", lambda e: "classify" in e.tasks
+    )
     if entry:
         head = entry.heads.get("classify")
         pair = ["A shoal is a group of fish.", "Fish that swim together form a shoal."]
