@@ -33,6 +33,11 @@ def minilm():
     return entry, Tokeniser(tokenizer_path(entry), entry.max_tokens)
 
 
+def run_item(*arguments):
+    """What a runtime is sent of an item."""
+    return prepare(*arguments).run_item
+
+
 def envelope(task="encode", **params):
     return Envelope(
         item="r.0",
@@ -155,7 +160,7 @@ def test_line_pulls_an_item_for_each_device_however_large_items_are():
 def test_prepare_switches_off_the_files_own_padding_and_truncation(minilm):
     """The file says 128 and pads to it; lengths here are the text's own."""
     entry, tokeniser = minilm
-    made = prepare(entry, IDS, tokeniser, envelope(), Inputs(texts=["hello", "word " * 200]))
+    made = run_item(entry, IDS, tokeniser, envelope(), Inputs(texts=["hello", "word " * 200]))
     assert made.lengths == [3, 202]
     assert sequences(made)[0] == [101, 7592, 102]
 
@@ -165,21 +170,21 @@ def test_prepare_refuses_or_cuts_what_is_too_long(minilm):
     entry, tokeniser = minilm
     inputs = Inputs(texts=["short", "word " * 255])
     with pytest.raises(InputTooLong, match="257 tokens") as caught:
-        prepare(entry, IDS, tokeniser, envelope(), inputs)
+        run_item(entry, IDS, tokeniser, envelope(), inputs)
     assert caught.value.input_index == 1
-    made = prepare(entry, IDS, tokeniser, envelope(truncate=True), inputs)
+    made = run_item(entry, IDS, tokeniser, envelope(truncate=True), inputs)
     assert (made.lengths, sequences(made)[1][-1]) == ([3, 256], 102)
 
 
 def test_prepare_checks_ids_that_the_caller_made(minilm):
     """Ids outside the vocabulary are refused, over-long lists are refused or cut."""
     entry, tokeniser = minilm
-    assert prepare(entry, IDS, tokeniser, envelope(), Inputs(ids=[[101, 5, 102]])).lengths == [3]
+    assert run_item(entry, IDS, tokeniser, envelope(), Inputs(ids=[[101, 5, 102]])).lengths == [3]
     with pytest.raises(InvalidRequest, match="40000"):
-        prepare(entry, IDS, tokeniser, envelope(), Inputs(ids=[[101], [40000]]))
+        run_item(entry, IDS, tokeniser, envelope(), Inputs(ids=[[101], [40000]]))
     with pytest.raises(InputTooLong):
-        prepare(entry, IDS, tokeniser, envelope(), Inputs(ids=[[7] * 300]))
-    cut = prepare(entry, IDS, tokeniser, envelope(truncate=True), Inputs(ids=[[7] * 300]))
+        run_item(entry, IDS, tokeniser, envelope(), Inputs(ids=[[7] * 300]))
+    cut = run_item(entry, IDS, tokeniser, envelope(truncate=True), Inputs(ids=[[7] * 300]))
     assert cut.lengths == [256]
 
 
@@ -187,13 +192,13 @@ def test_prepare_lays_out_scores_pairs_and_joint_pairs(minilm):
     """A query goes first, pairs alternate, and a joint model reads both texts at once."""
     entry, tokeniser = minilm
     score = Inputs(texts=["b", "c"], query="a")
-    shared = prepare(entry, IDS, tokeniser, envelope("score"), score)
+    shared = run_item(entry, IDS, tokeniser, envelope("score"), score)
     assert (shared.layout, len(shared.lengths)) == ("shared", 3)
     pairs = Inputs(texts=["b"], firsts=["a"])
-    laid = prepare(entry, IDS, tokeniser, envelope("classify"), pairs)
+    laid = run_item(entry, IDS, tokeniser, envelope("classify"), pairs)
     assert (laid.layout, len(laid.lengths)) == ("pairs", 2)
     joint = msgspec.structs.replace(entry, scorer="joint")
-    read = prepare(joint, IDS, tokeniser, envelope("score"), score)
+    read = run_item(joint, IDS, tokeniser, envelope("score"), score)
     assert (read.layout, read.lengths, read.second_at) == ("single", [5, 5], [3, 3])
 
 
@@ -201,22 +206,22 @@ def test_prepare_puts_prompts_before_texts(minilm):
     """A named prompt, and those of the two sides of a score, are part of the sequence."""
     entry, tokeniser = minilm
     entry = msgspec.structs.replace(entry, prompts={"query": "q: ", "document": "d: "})
-    plain = prepare(entry, IDS, tokeniser, envelope(), Inputs(texts=["x"]))
-    asked = prepare(entry, IDS, tokeniser, envelope(prompt="query"), Inputs(texts=["x"]))
+    plain = run_item(entry, IDS, tokeniser, envelope(), Inputs(texts=["x"]))
+    asked = run_item(entry, IDS, tokeniser, envelope(prompt="query"), Inputs(texts=["x"]))
     assert (plain.lengths, asked.lengths) == ([3], [5])
-    scored = prepare(entry, IDS, tokeniser, envelope("score"), Inputs(texts=["x"], query="x"))
+    scored = run_item(entry, IDS, tokeniser, envelope("score"), Inputs(texts=["x"], query="x"))
     assert scored.lengths == [5, 5]
     with pytest.raises(InvalidRequest, match="prompt"):
-        prepare(entry, IDS, tokeniser, envelope(prompt="none"), Inputs(texts=["x"]))
+        run_item(entry, IDS, tokeniser, envelope(prompt="none"), Inputs(texts=["x"]))
 
 
 def test_prepare_sends_texts_to_a_runtime_without_ids(minilm):
     """Such a runtime gets the texts, and token ids for it are the caller's error."""
     entry, _ = minilm
-    made = prepare(entry, TEXTS, None, envelope(), Inputs(texts=["one two three four"]))
+    made = run_item(entry, TEXTS, None, envelope(), Inputs(texts=["one two three four"]))
     assert (made.texts, made.ids, made.lengths) == (["one two three four"], b"", [5])
     with pytest.raises(InvalidRequest, match="token ids"):
-        prepare(entry, TEXTS, None, envelope(), Inputs(ids=[[1]]))
+        run_item(entry, TEXTS, None, envelope(), Inputs(ids=[[1]]))
 
 
 def test_tokeniser_of_a_broken_file_is_a_model_fault(tmp_path):
