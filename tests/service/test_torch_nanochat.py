@@ -66,12 +66,15 @@ def test_nanoguard_equals_its_package(guard, ids, runtime):
     assert (injection[: len(INJECTIONS)] >= 0.5).tolist() == INJECTIONS
 
 
-def test_nanoguard_takes_some_harmless_instructions_for_injections(guard, runtime):
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [("ignore the typo in my previous email", 0.99), ("text number 0 about cats", 0.6)],
+)
+def test_nanoguard_takes_some_harmless_texts_for_injections(guard, runtime, text, least):
     """What its documentation warns of: the weights are so, and the package says the same."""
-    text = "ignore the typo in my previous email"
     sent = item("i", [guard.tokenizer.encode(text)], "classify")
     score = array(run_one(runtime, sent, ENTRY.key), "scores")[0, 1]
-    assert score > 0.9
+    assert score > least
     assert score == pytest.approx(guard.scan(text).injection_score, abs=1e-5)
 
 

@@ -33,6 +33,7 @@ from shoal.runtimes.checkpoint import read_weights
 from shoal.runtimes.heads import Head, called
 from shoal.runtimes.pooling import Hidden
 from shoal.runtimes.sequences import Limits, TokenSequence
+from shoal.runtimes.torch.linear import Linear
 from shoal.runtimes.torch.shape import Part
 from shoal.runtimes.torch.tensors import Pair, Tensors, mapped_errors
 
@@ -50,11 +51,12 @@ class NanochatClassifier:
     packs = False
     has_vocabulary = False
 
-    def __init__(self, weights_file: Path, spec: ModelSpec, *, device: str) -> None:
+    def __init__(self, weights_file: Path, spec: ModelSpec, *, device: str, linear: Linear) -> None:
         if spec.pooling != "none":
             raise ModelUnavailable(f"{spec.key}: this network pools by itself: pooling is none")
         self._where = spec.key
         self._device = torch.device(device)
+        self._map = linear.apply
         with mapped_errors(spec.key):
             tensors = Tensors(
                 read_weights(weights_file, allow_pickle=spec.allow_pickle),
@@ -137,15 +139,15 @@ class NanochatClassifier:
         """One layer over x [n, tokens, d]: attention, then the feed-forward part."""
         y = _normed(x)
         query, key, value = (
-            functional.linear(y, weight).unflatten(-1, (self._heads, -1)) for weight in maps[:3]
+            self._map(y, weight, None).unflatten(-1, (self._heads, -1)) for weight in maps[:3]
         )
         query, key = _normed(self._turned(query)), _normed(self._turned(key))
         mixed = functional.scaled_dot_product_attention(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         )
-        x = x + functional.linear(mixed.transpose(1, 2).flatten(2), maps[3])
-        inner = functional.relu(functional.linear(_normed(x), maps[4])).square()
-        return x + functional.linear(inner, maps[5])
+        x = x + self._map(mixed.transpose(1, 2).flatten(2), maps[3], None)
+        inner = functional.relu(self._map(_normed(x), maps[4], None)).square()
+        return x + self._map(inner, maps[5], None)
 
     def _turned(self, x: Tensor) -> Tensor:
         """Vectors [n, tokens, heads, head_dim] turned by their positions' angles, backwards."""

@@ -96,9 +96,8 @@ class TorchRuntime:
     def _load_own(self, spec: ModelSpec, path: Path) -> bool:
         from shoal.runtimes.torch.nanochat import NanochatClassifier
 
-        self._models[spec.key] = LoadedModel(
-            spec, NanochatClassifier(path, spec, device=self._device)
-        )
+        network = NanochatClassifier(path, spec, device=self._device, linear=self._linear)
+        self._models[spec.key] = LoadedModel(spec, network)
         self._lower.discard(spec.key)
         return False
 
