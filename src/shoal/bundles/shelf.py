@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.bundles.build import OnStep, build, is_built, log_path, python_of
@@ -30,6 +30,20 @@ class Home:
     environment: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class _Work:
+    """A build that several may wait for. told: who is told its steps."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    told: list[OnStep] = field(default_factory=list)
+    step: str = ""
+
+    def on_step(self, step: str) -> None:
+        self.step = step
+        for tell in self.told:
+            tell(step)
+
+
 class Shelf:
     """Bundles and their builds in `folder`. may_build: whether `home` builds what is missing."""
 
@@ -39,7 +53,7 @@ class Shelf:
         self._may_build = may_build
         self._here: frozenset[str] = frozenset()
         self._faults: dict[Path, tuple[str, float]] = {}
-        self._building: dict[Path, asyncio.Lock] = {}
+        self._work: dict[Path, _Work] = {}
 
     def named(self, name: str) -> Bundle:
         """A bundle by its name. Raises `SettingsError`."""
@@ -92,17 +106,28 @@ class Shelf:
         failed a short while ago.
         """
         place = self.place(bundle)
-        async with self._building.setdefault(place, asyncio.Lock()):
-            if not is_built(place):
-                why_not = self._why_not(bundle)
-                if why_not is not None:
-                    raise RuntimeUnavailable(why_not)
-                fault, until_s = self._faults.get(place, ("", 0.0))
-                if monotonic() < until_s:
-                    raise RuntimeUnavailable(fault)
-                await self.build(bundle, on_step)
+        work = self._work.setdefault(place, _Work())
+        work.told.append(on_step)
+        if work.lock.locked() and work.step:
+            on_step(work.step)
+        try:
+            async with work.lock:
+                if not is_built(place):
+                    self._check(bundle, place)
+                    await self.build(bundle, work.on_step)
+        finally:
+            work.told.remove(on_step)
         environment = other_environment(bundle.definition.environment)
         return Home(str(python_of(place)), environment)
+
+    def _check(self, bundle: Bundle, place: Path) -> None:
+        """Raises `RuntimeUnavailable` for a build that is not allowed, or failed just now."""
+        why_not = self._why_not(bundle)
+        if why_not is not None:
+            raise RuntimeUnavailable(why_not)
+        fault, until_s = self._faults.get(place, ("", 0.0))
+        if monotonic() < until_s:
+            raise RuntimeUnavailable(fault)
 
     async def build(self, bundle: Bundle, on_step: OnStep, *, again: bool = False) -> Path:
         """Builds a bundle unless it is; its folder. Raises `RuntimeUnavailable`."""

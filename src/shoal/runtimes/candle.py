@@ -31,6 +31,7 @@ from shoal.errors import (
 )
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.answers import Answers, Numbers
+from shoal.runtimes.bert import read_config
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.entities import Tags
 from shoal.runtimes.heap import give_back
@@ -215,7 +216,7 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
     for name in _NEEDED:
         if not (folder / name).is_file():
             raise ModelUnavailable(f"{spec.key}: {folder} has no {name}")
-    names = [name for name in (*_NEEDED, *_ALSO) if (folder / name).is_file()]
+    names = [name for name in ("tokenizer.json", *_ALSO) if (folder / name).is_file()]
     links = {name: folder / name for name in names}
     parts = [weights]
     if weights.name.endswith(INDEX):
@@ -226,6 +227,8 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
         links[_WEIGHTS] = weights
     else:
         raise ModelUnavailable(f"{spec.key}: {weights} is no safetensors file")
+    config = _config(folder)
+    (view / "config.json").write_text(json.dumps(config), "utf-8")
     for name, target in links.items():
         (view / name).symlink_to(target.resolve())
     modules = [
@@ -241,9 +244,20 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
     pooling = {
         f"pooling_mode_{name}": name == _POOLINGS[spec.pooling] for name in _POOLINGS.values()
     }
-    config = json.loads((folder / "config.json").read_text("utf-8"))
     (view / "1_Pooling").mkdir()
     (view / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": config.get("hidden_size"), **pooling}), "utf-8"
     )
     return sum(part.stat().st_size for part in parts)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`, with the base of rotary positions where the library looks.
+
+    Newer versions of transformers write it into `rope_parameters`.
+    """
+    config = read_config(folder)
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        config.setdefault("rope_theta", rope["rope_theta"])
+    return config

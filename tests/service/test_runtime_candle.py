@@ -1,0 +1,222 @@
+"""The runtime `candle` in its bundle: its vectors are the reference's, its refusals ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from shoal.bundles.definition import read
+from shoal.bundles.shelf import Shelf
+from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
+from shoal.ipc.messages import ItemDone, RunItem
+from shoal.runtimes.registry import create
+from shoal.wire.envelope import Params, Result
+from tests.conftest import run
+from tests.support.bundle_builds import built, started
+from tests.support.runtime_models import (
+    MINILM,
+    array,
+    cosines,
+    ids_of,
+    item,
+    package_path,
+    run_one,
+    save_tiny,
+    spec,
+    tokenizer,
+)
+from tests.support.shoal_process import Serve, ShoalProcess
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [
+    "hello",
+    "A shoal is a group of fish that swim together.",
+    "The mean time to recover was four minutes, and nobody noticed; " * 6,
+    "Ein Schwarm: viele kleine Fische, die zusammen schwimmen.",
+    "word " * 254,
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache folder in which the bundle is built."""
+    folder = tmp_path_factory.mktemp("cache")
+    shelf = Shelf(folder / "bundles", read())
+    run(built(shelf, shelf.named("candle")), timeout_s=110)
+    return folder
+
+
+def answers(cache: Path, model, *items: RunItem, block_tokens: int | None = None):
+    """The outcomes of a batch in a runtime process of its own, and the padded tokens."""
+    shelf = Shelf(cache / "bundles", read())
+    found = []
+
+    async def main():
+        async with started(shelf, shelf.named("candle"), "candle") as (_, connection):
+            await connection.load(model)
+            ran = await connection.run(model.key, list(items), block_tokens)
+            found.extend([*map(outcome, ran.items), ran.padded_tokens])
+
+    run(main(), timeout_s=60)
+    return found[:-1], found[-1]
+
+
+def outcome(done: ItemDone) -> Result | ShoalError:
+    if done.failure is not None:
+        return done.failure.error()
+    return msgspec.msgpack.decode(done.result, type=Result)
+
+
+def encode(name, texts, **params):
+    return RunItem(name, "encode", [1] * len(texts), texts=texts, params=Params(**params))
+
+
+def minilm(cache, **fields):
+    return spec(package_path(MINILM), cache, max_tokens=256, outputs=["dense"], **fields)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_candle_vectors_are_those_of_the_onnx_runtime(cache, pooling):
+    """Cosine >= 0.99999 on ragged texts, by the entry's pooling and not the folder's own."""
+    onnx = create("onnx", "cpu", 1)
+    onnx.load(minilm(cache, pooling=pooling))
+    expected = array(run_one(onnx, item("i", ids_of(package_path(MINILM), *TEXTS))), "dense")
+    (together, *alone), _ = answers(
+        cache,
+        minilm(cache, pooling=pooling),
+        *(encode("all", TEXTS), *(encode(text, [text]) for text in TEXTS)),
+    )
+    assert cosines(array(together, "dense"), expected).min() >= 0.99999
+    assert cosines([array(one, "dense")[0] for one in alone], expected).min() >= 0.99999
+
+
+def test_candle_blocks_are_of_like_lengths_and_equal_texts_run_once(cache):
+    """Sorted by length into passes of at most the budget; one pass where the budget is 0."""
+    lengths = [len(ids) for ids in ids_of(package_path(MINILM), *TEXTS)]
+    batch = [encode("a", TEXTS), encode("b", TEXTS[::-1])]
+    (first, second), padded_tokens = answers(cache, minilm(cache), *batch, block_tokens=256)
+    assert sum(lengths) <= padded_tokens < len(lengths) * max(lengths)
+    assert array(first, "dense") == pytest.approx(array(second, "dense")[::-1], abs=0)
+    _, padded_tokens = answers(cache, minilm(cache), *batch, block_tokens=0)
+    assert padded_tokens == len(lengths) * max(lengths)
+
+
+def test_candle_answers_in_the_forms_of_every_runtime(cache):
+    """Dimensions, number formats and lengths as asked; a score is the cosine of the vectors."""
+    texts = TEXTS[:3]
+    outcomes, _ = answers(
+        cache,
+        minilm(cache, tasks=["encode", "score"]),
+        encode("plain", texts),
+        encode("raw", texts, normalize=False),
+        encode("short", texts, dimensions=64, dtype="float16"),
+        RunItem("score", "score", [1] * 3, "shared", texts=texts),
+    )
+    plain, raw, short = (array(each, "dense") for each in outcomes[:3])
+    assert np.linalg.norm(plain, axis=1) == pytest.approx(1, abs=1e-6)
+    assert np.linalg.norm(raw, axis=1).min() > 1.5
+    assert (short.shape, short.dtype) == ((3, 64), np.float16)
+    assert np.linalg.norm(short.astype(np.float32), axis=1) == pytest.approx(1, abs=1e-3)
+    assert array(outcomes[3], "scores") == pytest.approx(plain[1:] @ plain[0], abs=1e-5)
+
+
+def test_candle_faults_of_an_item_are_its_own(cache):
+    """Too long, an unknown output, another task: each fails alone and names what is wrong.
+
+    Too long is cut where the request says so, to what the other runtimes read of it.
+    """
+    long = "word " * 300
+    outcomes, _ = answers(
+        cache,
+        minilm(cache),
+        encode("long", ["a", long]),
+        encode("cut", [long], truncate=True),
+        encode("sparse", ["a"], outputs=["sparse"]),
+        encode("wide", ["a"], dimensions=385),
+        RunItem("score", "score", [1, 1], "shared", texts=["a", "b"]),
+        encode("well", ["word " * 254]),
+    )
+    too_long, cut, sparse, wide, score, well = outcomes
+    assert isinstance(too_long, InputTooLong)
+    assert too_long.input_index == 1
+    assert "302 tokens and the model takes 256" in too_long.message
+    assert all(isinstance(each, InvalidRequest) for each in (sparse, wide, score))
+    assert cosines(array(cut, "dense"), array(well, "dense")).min() >= 0.999999
+
+
+def test_candle_decoder_pools_the_last_token(cache, tmp_path):
+    """A Qwen3 folder, as transformers saves it, without any pooling files: the reference's."""
+    words = {f"w{i}": i for i in range(120)}
+    plain = Tokenizer(models.WordLevel(words))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "model"
+    shape = {
+        "vocab_size": 120,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+    }
+    torch.manual_seed(0)
+    network = transformers.Qwen3Model(transformers.Qwen3Config(**shape)).eval()
+    network.save_pretrained(folder)
+    plain.save(str(folder / "tokenizer.json"))
+    lengths = (1, 3, 20, 7)
+    ids = [[(7 * i + n) % 119 + 1 for i in range(n)] for n in lengths]
+    texts = [" ".join(f"w{i}" for i in one) for one in ids]
+    model = spec(folder, cache, pooling="last", normalize=False, max_tokens=64, outputs=["dense"])
+    (result,), _ = answers(cache, model, encode("i", texts))
+    with torch.inference_mode():
+        for ours, one in zip(array(result, "dense"), ids, strict=True):
+            theirs = network(torch.tensor([one])).last_hidden_state[0, -1].numpy()
+            assert cosines([ours], [theirs]).min() >= 0.99999
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"outputs": ["sparse"]}, "dense vectors"),
+        ({"pooling": "none"}, "pools by"),
+        ({"max_tokens": 100_000}, "the network takes"),
+        ({"weights": "pytorch_model.bin"}, "no safetensors file"),
+    ],
+)
+def test_candle_model_that_it_cannot_serve_does_not_load(cache, tmp_path, fields, what):
+    """What the runtime lacks is said at the load; a pickle is never read."""
+    folder = save_tiny(transformers.BertModel, tmp_path / "model")
+    tokenizer(package_path(MINILM)).save(str(folder / "tokenizer.json"))
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ModelUnavailable, match=what):
+        answers(cache, spec(folder, cache, **({"outputs": ["dense"]} | fields)))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "whale"}))
+    with pytest.raises(ModelUnavailable, match="whale"):
+        answers(cache, spec(folder, cache, max_tokens=16, outputs=["dense"]))
+
+
+def test_candle_is_built_by_the_first_request_and_says_so(tmp_path):
+    """A server without the bundle builds it: the state is `building`, then vectors agree."""
+    server = Serve(tmp_path, "--devices", "cpu:1")
+    try:
+        load = ShoalProcess("models", "load", "minilm-candle", "--data-dir", f"{tmp_path / 'data'}")
+        load.wait_for("building the bundle", 60)
+        assert load.ended(100) == 0, load.output
+        vectors = []
+        for model in ("minilm", "minilm-candle"):
+            answer = server.post("/v1/embeddings", {"model": model, "input": TEXTS})
+            assert answer.status_code == 200, answer.text
+            vectors.append([row["embedding"] for row in answer.json()["data"]])
+        assert cosines(*map(np.array, vectors)).min() >= 0.99999
+    finally:
+        assert server.leave() == 0, server.output
