@@ -15,6 +15,7 @@ from shoal.wire.media import (
     TOKENS_PER_FILE,
     TOKENS_PER_PAGE,
     TOKENS_PER_S,
+    cost_tokens,
     sniff,
 )
 
@@ -103,6 +104,13 @@ def test_media_knows_sounds_by_their_first_bytes(data, name):
 def test_media_unknown_is_unknown(data):
     """What is none of these is a file like any other."""
     assert (sniff(data).kind, sniff(data).cost_tokens) == ("unknown", TOKENS_PER_FILE)
+
+
+def test_media_cost_is_of_what_a_model_reads():
+    """A page costs a reader of documents what it is, and one of any files only a look."""
+    document = b"%PDF-1.7\n/Type /Page\n/Type /Page\n"
+    assert cost_tokens(document, ["document"]) == 2 * TOKENS_PER_PAGE
+    assert cost_tokens(document, ["file"]) == TOKENS_PER_FILE
 
 
 @given(st.sampled_from(FORMATS), st.data())

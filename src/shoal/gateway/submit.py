@@ -50,7 +50,7 @@ from shoal.wire.envelope import (
     decode_result,
     encode,
 )
-from shoal.wire.media import sniff
+from shoal.wire.media import cost_tokens
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +331,7 @@ def _costs(job: Job, per_token: float) -> tuple[list[int], int]:
     if inputs.ids:
         return [len(ids) for ids in inputs.ids], 0
     if inputs.blobs:
-        return [sniff(blob).cost_tokens for blob in inputs.blobs], 0
+        return [cost_tokens(blob, job.entry.inputs) for blob in inputs.blobs], 0
     costs = [int(_size_bytes(text) / per_token) + _SPECIAL_TOKENS for text in inputs.texts]
     if inputs.firsts:
         firsts = [int(_size_bytes(text) / per_token) for text in inputs.firsts]

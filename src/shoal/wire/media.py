@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,14 @@ class Media:
             duration_s = self.duration_s or self.size_bytes / _SOUND_BYTES_PER_S
             return 1 + int(duration_s * TOKENS_PER_S)
         return TOKENS_PER_FILE
+
+
+def cost_tokens(data: bytes, kinds: Sequence[str]) -> int:
+    """What a file costs a model whose inputs are of these kinds: by what it is, unless any will do.
+
+    A model that takes every `file` looks at both ends of it, and not at what it is.
+    """
+    return TOKENS_PER_FILE if "file" in kinds else sniff(data).cost_tokens
 
 
 def sniff(data: bytes) -> Media:

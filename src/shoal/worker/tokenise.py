@@ -24,7 +24,7 @@ from shoal.catalog.schema import Entry
 from shoal.errors import CallerError, InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
 from shoal.ipc.messages import RunItem, Traits
 from shoal.wire.envelope import Envelope, Inputs
-from shoal.wire.media import sniff
+from shoal.wire.media import cost_tokens
 from shoal.worker.windows import Span, windows, word_spans
 
 Layout = Literal["single", "shared", "pairs"]
@@ -175,7 +175,7 @@ def prepare(
     that input alone is left out. A fault of the query is the whole item's.
     """
     if inputs.blobs:
-        return Prepared(_as_blobs(envelope, inputs))
+        return Prepared(_as_blobs(entry, envelope, inputs))
     layout, query, groups = _layout(entry, envelope, inputs)
     if not traits.accepts_ids or tokeniser is None:
         return Prepared(_as_texts(entry, envelope, inputs, layout, [*query, *chain(*groups)]))
@@ -295,12 +295,12 @@ def _layout(
     return "single", [], [[_Text(i, before + text)] for i, text in enumerate(inputs.texts)]
 
 
-def _as_blobs(envelope: Envelope, inputs: Inputs) -> RunItem:
+def _as_blobs(entry: Entry, envelope: Envelope, inputs: Inputs) -> RunItem:
     """For inputs that are no texts; a length is an estimate of what an input costs."""
     return RunItem(
         envelope.item,
         envelope.task,
-        [max(1, sniff(blob).cost_tokens) for blob in inputs.blobs],
+        [cost_tokens(blob, entry.inputs) for blob in inputs.blobs],
         blobs=inputs.blobs,
         params=envelope.params,
     )
