@@ -19,9 +19,9 @@ from shoal import AsyncClient
 
 TOGETHER, IN_TURN = "together", "one after another"
 IN_FLIGHT = {TOGETHER: 64, IN_TURN: 1}
-ROUNDS, DOCUMENTS = 3, 9
+ROUNDS, DOCUMENTS = 3, 6
 QUICK_DOCUMENTS = 3  # one of each kind
-BUDGET_S = 120.0
+BUDGET_S = 90.0
 TIMEOUT_S = 300.0
 
 

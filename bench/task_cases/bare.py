@@ -7,6 +7,7 @@ windows) is done once, outside of what is timed.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -14,18 +15,17 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from shoal.catalog.resolve import model_spec, tokenizer_path
 from shoal.catalog.schema import Entry
-from shoal.core.types import Task
 from shoal.errors import ShoalError
 from shoal.ipc.messages import RunItem
 from shoal.runtimes.interface import Runtime
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Envelope
 from shoal.worker.tokenise import Tokeniser, prepare
-from task_cases.cases import Case, case
+from task_cases.cases import Case
 
 LEAVE_S = 10.0
 
@@ -55,15 +55,22 @@ class Bare:
             pipe.close()
             process.join(LEAVE_S)
 
-    def rate(self, task: Task, batch: int, seconds: float) -> float:
-        """Inputs per second of all processes together, in batches of so many items."""
-        for _, pipe in self._running:
-            pipe.send((task, batch, seconds))
-        return sum(float(self._told(pipe)) for _, pipe in self._running)
+    def take(self, one: Case) -> None:
+        """Makes the items of a case ready; `rate` runs those of the last one."""
+        self._ask(one)
 
-    def _told(self, pipe: Connection) -> Any:
+    def rate(self, batch: int, seconds: float) -> float:
+        """Inputs per second of all processes together, in batches of so many items."""
+        return sum(self._ask((batch, seconds)))
+
+    def _ask(self, what: Case | tuple[int, float]) -> list[float]:
+        for _, pipe in self._running:
+            pipe.send(what)
+        return [self._told(pipe) for _, pipe in self._running]
+
+    def _told(self, pipe: Connection) -> float:
         try:
-            return pipe.recv()
+            return float(pipe.recv())
         except EOFError:
             raise SystemExit(f"a bare process of {self._entry.id} ended") from None
 
@@ -85,19 +92,18 @@ def _serve(entry: Entry, pipe: Connection) -> None:
     cache.mkdir(exist_ok=True)
     runtime = create(entry.runtime, device="cpu", threads=1)
     runtime.load(model_spec(entry, cache))
-    made: dict[Task, tuple[Case, list[RunItem]]] = {}
-    pipe.send("ready")
-    while True:
-        try:
-            task, batch, seconds = pipe.recv()
-        except EOFError:
-            return
-        if task not in made:
-            if (one := case(entry, task)) is None:
-                raise SystemExit(f"{entry.id} has no case of {task}")
-            made[task] = one, _items(runtime, one)
-            runtime.run(entry.key, made[task][1][:1])
-        pipe.send(_loop(runtime, *made[task], batch, seconds))
+    items: list[RunItem] = []
+    each = 1
+    pipe.send(0.0)
+    with contextlib.suppress(EOFError):
+        while True:
+            match pipe.recv():
+                case Case() as one:
+                    items, each = _items(runtime, one), one.each
+                    runtime.run(entry.key, items[:1])
+                    pipe.send(0.0)
+                case batch, seconds:
+                    pipe.send(each * _loop(runtime, entry.key, items, batch, seconds))
 
 
 def _items(runtime: Runtime, one: Case) -> list[RunItem]:
@@ -130,14 +136,14 @@ def _items(runtime: Runtime, one: Case) -> list[RunItem]:
     return items
 
 
-def _loop(runtime: Runtime, one: Case, items: list[RunItem], batch: int, seconds: float) -> float:
-    """Inputs per second; at least one batch is run."""
+def _loop(runtime: Runtime, key: str, items: list[RunItem], batch: int, seconds: float) -> float:
+    """Items per second; at least one batch is run."""
     count, at, begun_s = 0, 0, time.monotonic()
     while not count or time.monotonic() - begun_s < seconds:
-        chosen = items[at : at + batch] or items[:batch]
-        for outcome in runtime.run(one.entry.key, chosen).outcomes:
+        chosen = items[at : at + batch]
+        for outcome in runtime.run(key, chosen).outcomes:
             if isinstance(outcome, ShoalError):
                 raise outcome
-        count += len(chosen) * one.each
-        at = (at + batch) % len(items)
+        count += len(chosen)
+        at = at + batch if at + batch < len(items) else 0
     return count / (time.monotonic() - begun_s)

@@ -24,13 +24,15 @@ from shoal.catalog.schema import Entry
 from shoal.core.types import Task
 from shoal.wire.envelope import Inputs, Params
 
-CONTRACTS = 48
+CONTRACTS = 36
 QUERY = "How can this agreement be ended?"
 CANDIDATES = 16  # texts that one query is scored against
 # Inputs of one request; a text is cheap, and a page may take a second.
 PER_REQUEST = {"text": 16, "image": 8, "file": 16, "document": 1, "audio": 4}
 PATHS = {"transcribe": "/v1/audio/transcriptions"}
 PICTURE_PIXELS = (320, 240)
+DOCUMENT_PIXELS = 500  # from the top of a page: a title and a dozen lines
+SOUNDS = 8  # the shortest samples
 SAMPLES = "pytest_audioeval"  # the package with spoken samples, which only developers have
 
 
@@ -110,26 +112,9 @@ def _texts() -> list[str]:
     return [text for blob in blobs for text in blob.decode().split("\n\n")]
 
 
-@cache
-def _pages() -> list[bytes]:
-    return [one.blob for one in contracts(CONTRACTS, seed=0) if one.kind == "png"]
-
-
 def _files(kind: str) -> list[Inputs]:
     blobs = {"image": _pictures, "document": _pages, "audio": _sounds, "file": _mixed}[kind]()
     return [Inputs(blobs=[blob]) for blob in blobs]
-
-
-@cache
-def _pictures() -> list[bytes]:
-    return [_picture(page) for page in _pages()]
-
-
-def _picture(page: bytes) -> bytes:
-    """A page as small as a picture on the web, as JPEG."""
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(page)).resize(PICTURE_PIXELS).save(buffer, "JPEG")
-    return buffer.getvalue()
 
 
 @cache
@@ -138,8 +123,31 @@ def _mixed() -> list[bytes]:
 
 
 @cache
+def _drawn() -> list[Image.Image]:
+    drawn = [one.blob for one in contracts(CONTRACTS, seed=0) if one.kind == "png"]
+    return [Image.open(io.BytesIO(blob)) for blob in drawn]
+
+
+@cache
+def _pages() -> list[bytes]:
+    return [_encoded(one.crop((0, 0, one.width, DOCUMENT_PIXELS)), "PNG") for one in _drawn()]
+
+
+@cache
+def _pictures() -> list[bytes]:
+    """Pages as small as a picture on the web."""
+    return [_encoded(one.resize(PICTURE_PIXELS), "JPEG") for one in _drawn()]
+
+
+def _encoded(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@cache
 def _sounds() -> list[bytes]:
-    return [path.read_bytes() for path in sorted(_samples())]
+    return sorted((path.read_bytes() for path in _samples()), key=len)[:SOUNDS]
 
 
 def _samples() -> Iterator[Path]:

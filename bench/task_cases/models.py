@@ -26,8 +26,7 @@ from task_cases.cases import Case, case
 
 # Below this an input is hardly computed: what is compared then is reading and carrying it.
 LEAST_DEVICE_MS = 1.0
-BATCHES = (1, 8, 32, 128)
-CONCURRENCY = {"text": 24, "image": 8, "file": 8, "document": 6, "audio": 6}
+CONCURRENCY = {"text": 24, "image": 8, "file": 8, "document": 4, "audio": 4}
 SERVED, BARE = "served", "bare"
 
 
@@ -35,8 +34,9 @@ SERVED, BARE = "served", "bare"
 class Effort:
     """How much is measured of a case.
 
-    seconds: of a round, as long as it has `least_inputs` for each device; longer else, up to
-    `most_s`.
+    seconds: of a round that has `least_inputs` for each device in that time; others are longer, up
+    to `most_s`. batches: sizes to try, as far as one takes no longer than `most_s`. budget_s: of
+    all rounds.
     """
 
     batches: tuple[int, ...]
@@ -47,8 +47,8 @@ class Effort:
     budget_s: float
 
 
-FULL = Effort(BATCHES, 3, 1.2, 5, 5.0, 30.0)
-QUICK = Effort((8,), 1, 0.3, 1, 0.6, 5.0)
+FULL = Effort((8, 32, 128), 3, 0.9, 5, 4.0, 25.0)
+QUICK = Effort((16,), 1, 0.2, 1, 0.4, 5.0)
 
 
 @dataclass(slots=True)
@@ -112,14 +112,18 @@ def _measure_model(server: Server, entry: Entry, effort: Effort) -> list[Measure
 
 
 def _measure(server: Server, bare: Bare, one: Case, effort: Effort) -> Measured:
-    tried = {n: bare.rate(one.task, n, effort.seconds / 2) for n in effort.batches}
-    best = max(tried, key=lambda n: tried[n])
+    bare.take(one)
+    tried = {1: bare.rate(1, effort.seconds / 3)}
+    item_s = bare.processes * one.each / tried[1]
+    for size in effort.batches:
+        if size * item_s <= effort.most_s:
+            tried[size] = bare.rate(size, effort.seconds / 3)
+    best = max(tried, key=lambda size: tried[size])
     made = Measured(one, best, bare.processes)
-    input_s = bare.processes / tried[best]
-    seconds = min(effort.most_s, max(effort.seconds, effort.least_inputs * input_s))
+    seconds = min(effort.most_s, max(effort.seconds, effort.least_inputs * item_s))
     _served(server, one, seconds)  # loads it, and again where that pays
     measure = {
-        BARE: lambda: bare.rate(one.task, best, seconds),
+        BARE: lambda: bare.rate(best, seconds),
         SERVED: lambda: _served(server, one, seconds),
     }
     for number in rounds(effort.rounds, effort.budget_s):
