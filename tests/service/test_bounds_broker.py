@@ -20,6 +20,7 @@ from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.publishes import MAX_UNCONFIRMED_BYTES, Publishes
 from shoal.queue.server import EmbeddedServer
 from shoal.queue.topology import Topology
+from shoal.queue.untouched import MAX_COUNTS
 from tests.conftest import NatsServer, run, until
 
 
@@ -35,6 +36,29 @@ async def submit(queue, data, refused):
     await queue.submit(
         "m", "bulk", data, item_id=uuid.uuid4().hex, ttl_s=30, on_refused=refused.append
     )
+
+
+def test_bounds_counts_of_untouched_items(nats_server):
+    """The oldest count is forgotten over the bound; what the broker refuses is heard all the same.
+
+    A process that starts later reads what the broker took.
+    """
+
+    async def main():
+        queue = await opened(nats_server, untouched_max_bytes=100_000)
+        for n in range(MAX_COUNTS + 1):
+            queue._untouched.add(b"%d" % n)
+            if n % 10_000 == 0:
+                await queue._link.flush()
+        await queue._link.flush()
+        await until(lambda: queue._untouched.count(b"%d" % MAX_COUNTS))
+        assert [queue._untouched.count(b"%d" % n) for n in (0, 1)] == [0, 1]
+        late = await JetStreamQueue.open(nats_server.address, queue._topology, name="test")
+        assert [late._untouched.count(b"%d" % n) for n in (0, MAX_COUNTS)] == [1, 0]
+        await late.close()
+        await queue.close()
+
+    run(main())
 
 
 def test_bounds_bytes_queued(nats_server):

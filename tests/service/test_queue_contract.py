@@ -166,6 +166,27 @@ def test_queue_nak_returns_an_item_after_its_delay(pool):
     run(main())
 
 
+def test_queue_item_given_back_untouched_has_had_no_attempt(pool):
+    """A delivery that is naked untouched does not count, for a process that opens later, too."""
+
+    async def main():
+        async with pool() as p:
+            a, b = Line(await p.queue()), Line(await p.queue())
+            await submit(a.queue)
+            attempts = []
+            for line, untouched in ((a, True), (b, True), (a, False), (b, True)):
+                await line.pull()
+                delivery = await line.one()
+                attempts.append(delivery.attempt)
+                await delivery.nak(untouched=untouched)
+            late = Line(await p.queue())
+            await late.pull()
+            attempts.append((await late.one()).attempt)
+            assert attempts == [1, 1, 1, 2, 2]
+
+    run(main())
+
+
 def test_queue_acked_item_is_gone(pool):
     """An acked item leaves the line and makes room in it."""
 
@@ -308,7 +329,7 @@ def test_queue_dead_letters_are_bounded(pool):
 
 
 def test_queue_closed_refuses_at_once(pool):
-    """A queue that was closed fails a submit immediately instead of hanging."""
+    """A queue that was closed fails a submit and a pull immediately instead of hanging."""
 
     async def main():
         async with pool() as p:
@@ -317,5 +338,7 @@ def test_queue_closed_refuses_at_once(pool):
             assert not queue.connected
             with pytest.raises(QueueUnavailable):
                 await submit(queue)
+            with pytest.raises(QueueUnavailable):
+                await Line(queue).pull()
 
     run(main())

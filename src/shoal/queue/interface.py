@@ -8,7 +8,8 @@ Owns the contract, which one suite of tests checks on every implementation:
 - `pull` asks once for up to n items of one line. Deliveries come through `on_delivery`, at most n,
   until the pull is full or has expired; then `on_end` is called once.
 - A delivery that is neither acked nor extended within `ack_wait_s` comes back with a higher
-  attempt, as does one that is naked, after its delay.
+  attempt, as does one that is naked, after its delay. One that is naked untouched, or comes while
+  nobody pulls any more, comes back as the same attempt.
 - Outcomes and control messages are not stored: who does not listen misses them.
 
 Does not own what the bytes mean, retries of failed work (`shoal.core.delivery`) or admission.
@@ -38,8 +39,11 @@ class Delivery(Protocol):
     async def ack(self) -> None:
         """The item is done; it leaves the queue."""
 
-    async def nak(self, delay_s: float = 0.0) -> None:
-        """The item is given back; another attempt may begin after `delay_s`."""
+    async def nak(self, delay_s: float = 0.0, *, untouched: bool = False) -> None:
+        """The item is given back; another attempt may begin after `delay_s`.
+
+        untouched: nothing was done with it, so this was no attempt.
+        """
 
     async def in_progress(self) -> None:
         """The item is being worked on: ack_wait begins anew."""
@@ -254,8 +258,9 @@ class QueueLimits:
 
     duplicate_window_s: how long the same item id is recognised. payload_ttl_s: how long a payload
     that nobody deleted is kept. dead_*: the bounds of the dead letters, past which the oldest go.
-    kept_*, leases_*, catalog_*: the bounds of the kept records, of the leases and of the catalog
-    with its earlier versions, past which new ones are refused.
+    kept_*, leases_*, untouched_*, catalog_*: the bounds of the kept records, of the leases, of the
+    counts of what was given back untouched, and of the catalog with its earlier versions, past
+    which new ones are refused.
     """
 
     max_queued_per_line: int = 20_000
@@ -274,5 +279,7 @@ class QueueLimits:
     kept_max_age_s: float = 2 * 3_600.0
     leases_max_bytes: int = 4 * 1024**2
     leases_max_age_s: float = 3_600.0
+    untouched_max_bytes: int = 4 * 1024**2
+    untouched_max_age_s: float = 3_600.0
     catalog_max_bytes: int = 64 * 1024**2
     catalog_max_record_bytes: int = 256 * 1024

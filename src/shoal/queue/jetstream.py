@@ -1,16 +1,16 @@
 """The queue on NATS JetStream.
 
-Owns the hot path: one-shot pulls, raw acks, and publishes (`publishes`). Each
-is one core NATS message through `link`, where the library's JetStream wrapper would make several
-round trips and tasks. Facts this relies on, all of them of the server's protocol:
+Owns the hot path: one-shot pulls and publishes (`publishes`). Each is one core NATS message through
+`link`, where the library's JetStream wrapper would make several round trips and tasks. Facts this
+relies on, all of them of the server's protocol:
 
 - a publish's reply subject is taken by its ack, so the inbox for outcomes travels in the envelope;
 - a pulled message arrives with its own subject, and only the end marker of a pull has the pull's;
   so there is at most one open pull per line, found by the line's subject;
-- a pull that fills up sends no end marker: deliveries are counted;
-- the number of earlier deliveries is a token of a delivery's reply subject.
+- a pull that fills up sends no end marker: deliveries are counted.
 
-Does not own names and settings (`topology`), the connection (`connection`) or framing (`link`).
+Does not own what becomes of a delivery (`deliveries`), names and settings (`topology`), the
+connection (`connection`) or framing (`link`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from nats.errors import Error as NatsError
 from shoal.clock import monotonic
 from shoal.core.types import Lane
 from shoal.errors import QueueUnavailable
-from shoal.queue.connection import Address, OnState, connect
+from shoal.queue.connection import Address, OnState, check_connected, connect
 from shoal.queue.counts import line_counts
 from shoal.queue.deadletters import NatsDeadLetters
+from shoal.queue.deliveries import JetStreamDelivery
 from shoal.queue.interface import (
     Control,
     DeadLetters,
@@ -46,6 +47,7 @@ from shoal.queue.payloads import NatsPayloads
 from shoal.queue.publishes import NO_RESPONDERS, Publishes
 from shoal.queue.shelf import NatsShelf
 from shoal.queue.topology import Topology, token
+from shoal.queue.untouched import Untouched
 
 log = logging.getLogger(__name__)
 
@@ -53,42 +55,6 @@ _LEAVE_S = 2.0  # a broker that stands still holds nobody up for longer
 _PULL_GRACE_S = 1.0
 _AGAIN_S = 0.5
 _UNTIMELY = (NO_RESPONDERS, b"NATS/1.0 409")  # the next pull, made at once, would fare the same
-
-
-class JetStreamDelivery:
-    """A pulled message; see `shoal.queue.interface.Delivery`."""
-
-    __slots__ = ("_link", "_reply", "attempt", "data")
-
-    def __init__(self, link: Link, reply: bytes, data: bytes) -> None:
-        self._link = link
-        self._reply = reply
-        self.data = data
-        # $JS.ACK.<stream>.<consumer>.<deliveries>... or, in a domain, two tokens later.
-        tokens = reply.split(b".", 8)
-        self.attempt = int(tokens[4] if len(tokens) < 9 or tokens[4].isdigit() else tokens[6])
-
-    async def ack(self) -> None:
-        """The item is done."""
-        self._say(b"+ACK")
-
-    async def nak(self, delay_s: float = 0.0) -> None:
-        """The item is given back."""
-        self._say(b'-NAK {"delay":%d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK")
-
-    async def in_progress(self) -> None:
-        """The item is being worked on."""
-        self._say(b"+WPI")
-
-    def give_back(self) -> None:
-        """As `nak`, where nothing can wait."""
-        self._say(b"-NAK")
-
-    def _say(self, word: bytes) -> None:
-        try:
-            self._link.send(self._reply, word)
-        except NatsError as error:  # the broker is away: the item comes back after ack_wait
-            log.debug("could not send %r: %r", word, error)
 
 
 @dataclass(slots=True)
@@ -113,6 +79,7 @@ class JetStreamQueue:
         self.dead: DeadLetters = NatsDeadLetters(self._js, topology)
         self.kept: Kept = NatsKept(link, topology.kept_config())
         self.leases: Kept = NatsKept(link, topology.leases_config())
+        self._untouched = Untouched(link, topology.untouched_config())
         self._shelf = NatsShelf(link, topology.catalog_config())
         self.catalog: Shelf = self._shelf
         self._lines: set[str] = set()
@@ -142,6 +109,7 @@ class JetStreamQueue:
         link = await connect(address, name=name, on_reconnected=on_reconnected, wait_s=wait_s)
         queue = cls(link, topology)
         try:
+            await queue._untouched.listen()
             await queue._ensure()
             await queue._subscribe(f"_INBOX.{queue._id}.ack.*", queue._publishes.on_ack)
         except (NatsError, TimeoutError) as error:
@@ -156,6 +124,7 @@ class JetStreamQueue:
         await self.dead.ensure()
         await self.kept.ensure()
         await self.leases.ensure()
+        await self._untouched.ensure()
         await self.catalog.ensure()
 
     @property
@@ -222,7 +191,11 @@ class JetStreamQueue:
         on_delivery: OnDelivery,
         on_end: Callable[[], None],
     ) -> None:
-        """One one-shot pull; a line has at most one open."""
+        """One one-shot pull; a line has at most one open.
+
+        None is kept for a broker that is away: when it is back, each would bring items.
+        """
+        check_connected(self._link)
         line = self._topology.line(model, lane).encode()
         if line in self._pulls:
             raise ValueError(f"{model} ({lane}) has an open pull")
@@ -261,7 +234,7 @@ class JetStreamQueue:
         if not reply:
             self._on_end_marker(int(subject.rpartition(b".")[2]), headers)
             return
-        delivery = JetStreamDelivery(self._link, reply, data)
+        delivery = JetStreamDelivery(self._link, self._untouched, reply, data)
         pulled = self._pulls.get(subject)
         if pulled is None:  # the pull was withdrawn while this was on its way
             delivery.give_back()

@@ -126,10 +126,11 @@ class MemoryDelivery:
         """The item is done."""
         self._release()
 
-    async def nak(self, delay_s: float = 0.0) -> None:
+    async def nak(self, delay_s: float = 0.0, *, untouched: bool = False) -> None:
         """The item is given back after `delay_s`."""
         if not self._release():
             return
+        self._stored.attempts -= untouched
         loop = asyncio.get_running_loop()
         self._line.held[self._stored.number] = (
             self._stored,
@@ -224,6 +225,8 @@ class MemoryQueue:
         on_end: Callable[[], None],
     ) -> None:
         """One one-shot pull."""
+        if not self._open:
+            raise QueueUnavailable("the queue is closed")
         line = self._broker.line(model, lane)
         if any(pull.owner is self for pull in line.pulls.values()):
             raise ValueError(f"{model} {lane} has an open pull")

@@ -160,6 +160,17 @@ class Topology:
             replicas=self.replicas,
         )
 
+    def untouched_config(self) -> KeyValueConfig:
+        """The bucket of deliveries that were no attempts; it outlives what the stream outlives."""
+        return KeyValueConfig(
+            bucket=f"shoal-untouched-{self.pool}",
+            description="Shoal: how often items were given back untouched",
+            ttl=self.limits.untouched_max_age_s,
+            max_bytes=self.limits.untouched_max_bytes,
+            storage=StorageType(self.storage),
+            replicas=self.replicas,
+        )
+
     def catalog_config(self) -> KeyValueConfig:
         """The bucket of the catalog, the same for all pools."""
         return KeyValueConfig(
