@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+import pytest
+
+from shoal.errors import QueueUnavailable
+from shoal.gateway.run import _keep_lines
 from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
@@ -86,6 +90,98 @@ def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
             await gateway.close()
             await worker.close()
             server.stop()
+
+    run(main())
+
+
+def test_queue_broker_that_forgot_everything_gets_back_what_is_still_wanted(tmp_path):
+    """A gateway makes the lines of its models again after a restart, not those of one that left."""
+
+    async def main():
+        server = NatsServer(tmp_path)
+        topology = Topology("forgot", "memory", 1, LIMITS, ("interactive",))
+        queue = await JetStreamQueue.open(server.address, topology, name="test")
+        await queue.ensure_lines(["stays@1", "leaves@1"])
+        wanted, changed = {"stays@1", "comes@1"}, asyncio.Event()
+        keeping = asyncio.create_task(
+            _keep_lines(queue, lambda: wanted, {"stays@1", "leaves@1"}, changed)
+        )
+        changed.set()
+
+        async def made():
+            infos = await queue._js.consumers_info(topology.stream)
+            return {info.name for info in infos}
+
+        lines = {topology.consumer(model, "interactive") for model in wanted}
+        async with asyncio.timeout(5):
+            while not lines <= await made():
+                await asyncio.sleep(0.02)
+        back = asyncio.Event()
+
+        async def on_back():
+            back.set()
+
+        queue.when_back(on_back)
+        server.stop()
+        await until(lambda: not queue.connected)
+        await asyncio.to_thread(server.start)
+        await asyncio.wait_for(back.wait(), 10)
+        assert await made() == lines
+        keeping.cancel()
+        await queue.close()
+        server.stop()
+
+    run(main())
+
+
+def test_queue_pulls_of_an_outage_do_not_pile_up(tmp_path):
+    """While the broker is away a pull is refused at once, and nothing of it is sent later."""
+
+    async def main():
+        server = NatsServer(tmp_path)
+        worker, got = await _open(server), []
+        server.stop()
+        await until(lambda: not worker.connected)
+        for _ in range(5):
+            async with asyncio.timeout(0.5):
+                with pytest.raises(QueueUnavailable):
+                    await _pull(worker, got)
+        await asyncio.to_thread(server.start)
+        gateway = await _open(server)
+        for n in range(20):
+            await _submit(gateway, b"%d" % n, [])
+        await until(lambda: worker.connected)
+        ended = await _pull(worker, got, max_items=3)
+        await asyncio.wait_for(ended.wait(), 5)
+        await (await _pull(gateway, rest := [], max_items=20)).wait()
+        assert len(got) == 3
+        assert [delivery.attempt for delivery in (*got, *rest)] == [1] * 20
+        await gateway.close()
+        await worker.close()
+        server.stop()
+
+    run(main())
+
+
+def test_queue_items_that_arrive_after_their_pull_ended_have_had_no_attempt(nats_server):
+    """What was on its way when a line was withdrawn goes to others as the same attempt."""
+
+    async def main():
+        topology = Topology(f"t{uuid.uuid4().hex[:8]}", "memory", 1, LIMITS, ("interactive",))
+        a = await JetStreamQueue.open(nats_server.address, topology, name="test")
+        b = await JetStreamQueue.open(nats_server.address, topology, name="test")
+        await a.ensure_lines([MODEL])
+        got = []
+        for _ in range(2):
+            await _pull(a, got)
+            a._pulls.clear()  # as when it was withdrawn just before the items arrive
+            for n in range(10):
+                await _submit(b, b"%d" % n, [])
+            await until(lambda: len(a._untouched._counts) >= 10)
+        await asyncio.wait_for((await _pull(b, got, max_items=20)).wait(), 5)
+        assert [delivery.attempt for delivery in got] == [1] * 20
+        await a.close()
+        await b.close()
 
     run(main())
 

@@ -8,7 +8,7 @@ from shoal.catalog.schema import Entry, Profile
 from shoal.core.cost import Work
 from shoal.core.types import Batch, Item
 from shoal.worker.costs import CostBook
-from shoal.worker.resident import Device
+from shoal.worker.device import Device
 
 ENTRY = Entry(
     id="m",

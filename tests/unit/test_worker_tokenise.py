@@ -213,5 +213,5 @@ def test_blobs_travel_with_their_estimated_cost():
     ready = prepare(entry(), TRAITS, None, sent("extract"), Inputs(blobs=blobs))
     assert ready.run_item.blobs == blobs
     none, small, large = ready.run_item.lengths
-    assert 0 < none
+    assert none > 0
     assert 0 < small < large

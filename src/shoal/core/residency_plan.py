@@ -195,9 +195,11 @@ class ResidencyPlanner:
         """Brings each memory under its budget, by what is measured."""
         for memory in view.held.memories:
             guesses = [
-                view.demands[model].size_bytes
+                demand.size_bytes
                 for model, device in view.loading
-                if device in memory.devices and not view.demands[model].measured
+                if device in memory.devices
+                and (demand := view.demands.get(model))
+                and not demand.measured
             ]
             over_bytes = -view.room_bytes[memory.name] - sum(guesses)
             may_go = [c for c in view.in_memory(memory) if c.model not in view.kept]
@@ -234,12 +236,7 @@ class ResidencyPlanner:
         if needed:
             return Claim(demand, "it is to be there", (0, 0.0, model), worth, needed=True)
         if total > 0:
-            # The last of the backlog is done that much earlier; that must exceed what a load takes.
-            saved_s = (demand.backlog_s / total - demand.load_s) / (total + 1)
-            if saved_s <= demand.load_s:
-                return None
-            order = (3, -saved_s, model)
-            return Claim(demand, "its backlog pays for a copy", order, worth, another=True)
+            return _another(demand, total, worth)
         if demand.slack_s is not None and now + demand.slack_s - URGENT_S <= now:
             order = (1, demand.slack_s, model)
             return Claim(demand, "a deadline is at stake", order, worth, urgent=True, mature=True)
@@ -364,3 +361,16 @@ class ResidencyPlanner:
                 chosen.remove(copy)
                 short_bytes += copy.size_bytes
         return chosen
+
+
+def _another(demand: Demand, total: int, worth: float) -> Claim | None:
+    """A further copy of a model that has `total`, where that pays."""
+    # The last of the backlog is done that much earlier; that must exceed what a load takes.
+    saved_s = (demand.backlog_s / total - demand.load_s) / (total + 1)
+    if saved_s > demand.load_s:
+        why = "its backlog pays for a copy"
+        return Claim(demand, why, (3, -saved_s, demand.model), worth, another=True)
+    if demand.waited_s >= COST_LOADS * demand.load_s:
+        why = "it waits behind other models"
+        return Claim(demand, why, (3, -demand.waited_s, demand.model), worth, another=True)
+    return None

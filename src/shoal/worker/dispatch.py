@@ -13,16 +13,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.core.schedule import Policy
 from shoal.core.types import Batch, Item, Lane
 from shoal.errors import Bug, DeadlineExceeded, OutOfMemory, RuntimeCrashed, ShoalError
 from shoal.ipc.messages import Ran
 from shoal.worker.costs import CostBook
+from shoal.worker.device import Device, Sent
 from shoal.worker.held import Held
 from shoal.worker.lines import Line
 from shoal.worker.metrics import Metrics
-from shoal.worker.resident import Device, Residents, Sent
+from shoal.worker.resident import Residents
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ class Dispatch:
     """Sends batches to devices.
 
     `on_room` is called with a line that may pull again, `on_idle` when a device has let go of a
-    model that gets no more batches there.
+    model that gets no more batches there; `can_others_serve` says whether another worker could run
+    a model that cannot be loaded here.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Dispatch:
     ) -> None:
         self.on_room: Callable[[Line], None] = lambda _: None
         self.on_idle: Callable[[], None] = lambda: None
+        self.can_others_serve: Callable[[Entry], bool] = lambda _: False
         self._policy = policy
         self._held = held
         self._residents = residents
@@ -200,9 +204,25 @@ class Dispatch:
         for line in list(self._lines.values()):
             fault = self._residents.fault(line.entry) if line.waiting else None
             if fault is not None and self._residents.state(line.entry) == "unavailable":
+                if self.can_others_serve(line.entry):
+                    await self.give_back(line.entry)
+                    continue
                 waiting = self._held.of_model(line.entry.key)
                 for item in self.remove(waiting):
                     await self._held.fail(item.id, fault)
+
+    async def give_back(self, entry: Entry) -> None:
+        """What waits here for a model goes back to the queue, for a worker that has it."""
+        items = self.remove(self._held.of_model(entry.key))
+        if items:
+            log.info("%d items of %s go back for another worker", len(items), entry.key)
+            await self._held.give_back([item.id for item in items])
+
+    def strand(self, entry: Entry) -> None:
+        """As `give_back`, in a task of its own."""
+        task = asyncio.create_task(self.give_back(entry), name="give back")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Ends what is left."""

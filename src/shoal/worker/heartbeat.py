@@ -58,7 +58,8 @@ class Heartbeat:
     def _model(self, entry: Entry) -> ModelState:
         residents, now_s = self._residency.residents, monotonic()
         reason = self._roster.unservable.get(entry.key)
-        state = "unavailable" if reason else residents.state(entry)
+        found = residents.state(entry)
+        state = "unavailable" if reason else "loading" if found == "fetching" else found
         fault = residents.fault(entry)
         loads = residents.loads_of(entry)
         holders = residents.holders(entry)

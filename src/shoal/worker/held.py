@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -84,6 +85,10 @@ class Held:
     def of_request(self, request: str) -> list[str]:
         """The ids of a request's items that are here."""
         return list(self._requests.get(request, ()))
+
+    def items(self) -> Iterable[HeldItem]:
+        """All items that are here."""
+        return self._items.values()
 
     def of_model(self, key: str) -> list[str]:
         """The ids of the items of a model (`id@revision`) that are here."""
@@ -198,12 +203,16 @@ class Held:
         """Lets go of an item that nobody waits for any more; the caller acks it."""
         self._take(item_id)
 
-    async def give_back_all(self) -> None:
-        """Gives everything back to the queue (at the end of a drain)."""
-        for item_id in list(self._items):
+    async def give_back(self, item_ids: Iterable[str]) -> None:
+        """Gives items back to the queue that nothing was tried with, for another worker."""
+        for item_id in item_ids:
             item = self._take(item_id)
             if item is not None:
                 await item.delivery.nak()
+
+    async def give_back_all(self) -> None:
+        """Gives everything back to the queue (at the end of a drain)."""
+        await self.give_back(list(self._items))
 
     async def keep_alive(self) -> None:
         """Extends what has been here for a while, for ever; no device can hold this task up."""

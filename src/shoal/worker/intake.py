@@ -122,6 +122,9 @@ class Intake:
             self._spawn(self._pull(line, size), "pull")
 
     async def _pull(self, line: Line, size: int) -> None:
+        if not self._residency.wants(line.entry):  # its last copy has just begun to go
+            line.promised = 0
+            return
         try:
             await self._queue.pull(
                 line.entry.key,
@@ -237,9 +240,13 @@ class Intake:
             self._tokenisers[entry.key] = making
         try:
             return await asyncio.shield(making)
-        except ShoalError:
-            self._tokenisers.pop(entry.key, None)  # it may be there next time
+        except asyncio.CancelledError:
             raise
+        except BaseException as error:
+            self._tokenisers.pop(entry.key, None)  # it may be there next time
+            if isinstance(error, ShoalError):
+                raise
+            raise ModelUnavailable(f"{entry.key}: its tokenizer: {error!r}") from error
 
     async def _body(self, item: HeldItem) -> bytes | ShoalError:
         envelope = item.envelope
@@ -252,7 +259,10 @@ class Intake:
 
     async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
         envelope = item.envelope
-        line = self._roster.lines[(entry.key, envelope.lane)]
+        line = self._roster.lines.get((entry.key, envelope.lane))
+        if line is None:  # the model has left the catalog, and nobody serves it any more
+            await self._held.give_back([envelope.item])
+            return
         tokens = sum(made.lengths) if isinstance(made, RunItem) else 0
         line.on_prepared(tokens)
         if not self._held.has(item):  # cancelled meanwhile, and perhaps delivered anew
@@ -281,7 +291,8 @@ class Intake:
 
     async def _fail_all(self, entry: Entry, error: ShoalError) -> None:
         for item in self._pending.pop(entry.key, []):
-            self._roster.lines[(entry.key, item.envelope.lane)].on_prepared(0)
+            if line := self._roster.lines.get((entry.key, item.envelope.lane)):
+                line.on_prepared(0)
             await self._held.fail(item.envelope.item, error)
 
     def on_cancel(self, data: bytes) -> None:

@@ -17,7 +17,7 @@ from shoal.core.residency import Memory
 
 HOST = "host"
 _MIB = 1024 * 1024
-_UNKNOWN_GPU_BYTES = 8 * 1024**3
+_UNKNOWN_GPU_BYTES = 1 << 40  # a load that does not fit says so
 _CGROUP = Path("/sys/fs/cgroup")
 # Of the machine's memory: what is left to everything else, however little others seem to use.
 _RESERVED_SHARE = 0.05
@@ -85,7 +85,10 @@ class Memories:
         self._gpus = {name: GpuMemory() for name in self._devices if name != HOST}
 
     def on_gpu(self, name: str, memory: GpuMemory) -> None:
-        """What the processes on a GPU have reported."""
+        """What the processes on a GPU have reported; nothing, where none of them runs."""
+        if not memory.total_bytes:
+            total_bytes = self._gpus[name].total_bytes
+            memory = GpuMemory(total_bytes, total_bytes, 0)
         self._gpus[name] = memory
 
     def state(self, pids: Iterable[int]) -> tuple[Memory, ...]:

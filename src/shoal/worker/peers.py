@@ -26,9 +26,13 @@ MAX_PEERS = 10_000
 
 
 class Peers:
-    """The live workers beside this one, as they last described themselves."""
+    """The live workers beside this one, as they last described themselves.
+
+    `on_new` is called when a worker is heard of first: it waits to be told who is here.
+    """
 
     def __init__(self, own: str, clock: Callable[[], float] = monotonic) -> None:
+        self.on_new: Callable[[], None] = lambda: None
         self._own = own
         self._clock = clock
         self._heard: dict[str, tuple[float, dict[str, ModelState]]] = {}
@@ -42,12 +46,14 @@ class Peers:
             return
         if status.worker == self._own:
             return
-        self._heard.pop(status.worker, None)
+        known = self._heard.pop(status.worker, None)
         if status.draining:
             return
         if len(self._heard) >= MAX_PEERS:
             self._heard.pop(next(iter(self._heard)))
         self._heard[status.worker] = (self._clock(), {m.model: m for m in status.models})
+        if known is None:
+            self.on_new()
 
     def _live(self) -> list[dict[str, ModelState]]:
         now_s = self._clock()
@@ -69,6 +75,11 @@ class Peers:
                     counts[model] = counts.get(model, 0) + max(1, len(state.devices))
         return counts
 
+    def can_serve(self, model: str) -> bool:
+        """Whether another worker has not said that it cannot."""
+        states = [models.get(model) for models in self._live()]
+        return any(state is not None and state.state != "unavailable" for state in states)
+
     def known(self, model: str) -> ModelState | None:
         """What a worker says of a model who has run it; None when none has."""
         states = (models.get(model) for models in self._live())
@@ -89,6 +100,7 @@ class Leases:
     def __init__(self, kept: Kept, own: str) -> None:
         self._kept = kept
         self._own = own.encode()
+        self._held: set[str] = set()
 
     async def claim(self, model: str, slots: int) -> Lease | None:
         """One of `slots` claims on a model, or None while others hold them all.
@@ -98,9 +110,19 @@ class Leases:
         for slot in range(slots):
             key = f"{token(model)}-{slot}"
             revision = await self._kept.claim(key, self._own, LEASE_S)
+            if revision is None:
+                revision = await self._take_over(key)
             if revision is not None:
+                self._held.add(key)
                 return Lease(key, revision)
         return None
+
+    async def _take_over(self, key: str) -> int | None:
+        """A claim that a worker of this name left behind when it died."""
+        record = await self._kept.get(key)
+        if record is None or record.data != self._own or key in self._held:
+            return None
+        return await self._kept.replace(key, self._own, LEASE_S, record.revision)
 
     async def renew(self, lease: Lease) -> None:
         """Holds it for longer; a lease that was lost meanwhile stays lost."""
@@ -114,6 +136,7 @@ class Leases:
 
     async def release(self, lease: Lease) -> None:
         """Lets others claim it."""
+        self._held.discard(lease.key)
         try:
             await self._kept.delete(lease.key, lease.revision)
         except QueueUnavailable as error:

@@ -6,6 +6,7 @@ what it takes and who else has it. Does not own measuring any of it, or what fol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,13 +15,17 @@ from shoal.clock import monotonic
 from shoal.core.residency import Copy, Demand, Held, Memory
 from shoal.worker.costs import CostBook
 from shoal.worker.demand import DemandBook
-from shoal.worker.memory import Memories
+from shoal.worker.device import Device
+from shoal.worker.fetches import Fetches
+from shoal.worker.memory import HOST, Memories, memory_of, resident_bytes
 from shoal.worker.peers import Peers
 from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
 
 RETIRED_IDLE_S = 5.0
 DOUBTED = 2.0
+LOADS_AT_ONCE = 8  # of one model, in a pool
+_LEAST_LOAD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,19 @@ class Picture:
         memories: Memories,
         peers: Peers,
         *,
+        fetches: Fetches,
         costs: CostBook,
     ) -> None:
         self.residents = residents
         self.peers = peers
         self.demand = DemandBook()
+        self._fetches = fetches
         self._roster = roster
         self._memories = memories
         self._costs = costs
         self._refused: dict[str, float] = {}
         self._beside_bytes: dict[str, int] = {}
+        self._grown_bytes: dict[tuple[str, str], int] = {}
 
     def refuse(self, model: str, for_s: float) -> None:
         """Other workers load it just now: it is not tried here for a while."""
@@ -59,21 +67,26 @@ class Picture:
         """The memories now, as they are measured."""
         return self._memories.state(self.residents.pids())
 
+    def here(self) -> set[str]:
+        """The models that are loaded, without those that wait behind others beside an idle device.
+
+        A model whose device runs another's long batch is, for its waiting items, as good as cold.
+        """
+        devices = self.residents.devices
+        here = {key for device in devices for key in device.resident}
+        if all(device.in_flight for device in devices):
+            return here
+        return {key for key in here if not self._is_held_up(key)}
+
+    def _is_held_up(self, key: str) -> bool:
+        holders = [device for device in self.residents.devices if key in device.resident]
+        others = all(device.in_flight and not device.is_busy(key) for device in holders)
+        return others and any(line.waiting for line in self._roster.lines_of(key))
+
     def held(self, now_s: float) -> Held:
         """All of it."""
         devices = self.residents.devices
-        copies = [
-            Copy(
-                key,
-                device.name,
-                loaded.size_bytes,
-                loaded.since_s,
-                loaded.used_s,
-                busy=device.is_busy(key),
-            )
-            for device in devices
-            for key, loaded in device.resident.items()
-        ]
+        copies = [copy for device in devices for copy in self._copies(device)]
         elsewhere = self.peers.copies()
         memories = [self._for_models(memory, copies) for memory in self.memories()]
         most_bytes = max((self._most_bytes(memory, copies) for memory in memories), default=0)
@@ -84,15 +97,48 @@ class Picture:
                 self._demand_of(entry, elsewhere, most_bytes, now_s)
                 for entry in self._roster.servable()
             ),
-            loading=tuple((key, device.name) for device in devices for key in device.loading),
+            loading=tuple(
+                (key, device.name)
+                for device in devices
+                for key in device.loading
+                if key in self._roster.entries
+            ),
             idle_devices=frozenset(d.name for d in devices if not d.in_flight),
         )
 
-    def _for_models(self, memory: Memory, copies: Iterable[Copy]) -> Memory:
-        """A memory without what the processes take beside their models: no eviction frees that.
+    def _copies(self, device: Device) -> Iterable[Copy]:
+        """The copies on a device. What their process has grown by since their loads is theirs, too.
 
-        What they take is known while nothing is being loaded; a load under way counts with the
-        size that it is expected to have.
+        It cannot be told apart while the process loads another model; then it is what it was.
+        """
+        for runtime, process in device.processes.items():
+            held = {k: c for k, c in device.resident.items() if c.entry.runtime == runtime}
+            leaving = device.leaving & held.keys()
+            place = (device.name, runtime)
+            sizes_bytes = sum(loaded.size_bytes for loaded in held.values())
+            at_load = any(load.entry.runtime == runtime for load in device.loading.values())
+            if memory_of(device.name) == HOST and process.pid is not None and not at_load:
+                grown_bytes = resident_bytes([process.pid]) - process.base_bytes - sizes_bytes
+                self._grown_bytes[place] = max(0, grown_bytes)
+            grown_bytes = self._grown_bytes.get(place, 0)
+            for key, loaded in held.items():
+                if key in leaving or key not in self._roster.entries:
+                    continue
+                share = loaded.size_bytes / sizes_bytes if sizes_bytes else 1 / len(held)
+                yield Copy(
+                    key,
+                    device.name,
+                    loaded.size_bytes + int(grown_bytes * share),
+                    loaded.since_s,
+                    loaded.used_s,
+                    busy=device.is_busy(key),
+                )
+
+    def _for_models(self, memory: Memory, copies: Iterable[Copy]) -> Memory:
+        """A memory without what the processes take before their first model: it stays taken.
+
+        A load under way counts with the size that it is expected to have. What a GPU's processes
+        take beside their models is known while nothing is being loaded.
         """
         models_bytes = sum(copy.size_bytes for copy in copies if copy.device in memory.devices)
         loads = [
@@ -101,7 +147,9 @@ class Picture:
             if device.name in memory.devices
             for loading in device.loading.values()
         ]
-        if not loads:
+        if memory.name == HOST:
+            self._beside_bytes[HOST] = self.residents.base_bytes()
+        elif not loads:
             self._beside_bytes[memory.name] = max(0, memory.used_bytes - models_bytes)
         beside_bytes = self._beside_bytes.get(memory.name, 0)
         return replace(
@@ -142,7 +190,9 @@ class Picture:
             min_copies=least,
             elsewhere=there,
             idle_timeout_s=RETIRED_IDLE_S if retired else entry.idle_timeout_s,
-            blocked=self.residents.fault(entry) is not None or self._refused_lately(key, now_s),
+            blocked=self.residents.fault(entry) is not None
+            or self._refused_lately(key, now_s)
+            or not self._fetches.is_here(entry),
         )
 
     def _size(self, entry: Entry, most_bytes: int) -> _Size:
@@ -176,6 +226,12 @@ class Picture:
             peer = self.peers.known(entry.key)
             item_s = peer.item_s if peer else 0.0
         return waiting * item_s
+
+    def slots(self, entry: Entry) -> int:
+        """How many workers may load a model at once: as many as its backlog gives work to."""
+        load_s = max(_LEAST_LOAD_S, self.residents.sizes.load_s(entry))
+        needed = math.ceil(self.backlog_s(entry) / load_s)
+        return min(LOADS_AT_ONCE, max(1, needed - self.peers.copies().get(entry.key, 0)))
 
     def _refused_lately(self, key: str, now_s: float) -> bool:
         until_s = self._refused.get(key)

@@ -1,24 +1,17 @@
 """Which models are loaded on which device, and the loads and evictions that change it.
 
-Owns loading (single flight for each device and model), unloading what is idle, and what each
-device holds and runs. Does not own which models should be where (`residency`), batches
-(`dispatch`) or processes (`supervise`).
+Owns loading (single flight for each device and model) and unloading what is idle. Does not own
+which models should be where (`residency`), batches (`dispatch`) or processes (`supervise`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-from shoal.bundles.build import OnStep
-from shoal.bundles.shelf import Home, Shelf
-from shoal.catalog.resolve import model_spec
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.errors import (
@@ -29,114 +22,19 @@ from shoal.errors import (
     RuntimeFault,
     ShoalError,
 )
-from shoal.ipc.messages import ModelSpec, Traits
+from shoal.ipc.messages import Traits
+from shoal.worker.device import IN_FLIGHT_BATCHES, Device, Loaded, Loading
 from shoal.worker.faults import LoadFaults
+from shoal.worker.fetches import Fetches
 from shoal.worker.sizes import SizeBook
 from shoal.worker.supervise import RuntimeProcess
 
 log = logging.getLogger(__name__)
 
-State = Literal["cold", "loading", "resident", "unavailable"]
+State = Literal["cold", "fetching", "loading", "resident", "unavailable"]
 
-IN_FLIGHT_BATCHES = 2
-_LEAST_LEAD_S = 0.003
-
-
-def _lead_s(expected_s: float) -> float:
-    """How long before a batch's expected end its successor is formed.
-
-    Sending one takes a while, and the estimate is off by a tenth or so.
-    """
-    return max(_LEAST_LEAD_S, 0.1 * expected_s)
-
-
-@dataclass(slots=True, eq=False)
-class Sent:
-    """A batch on a device. begun: it runs; else it waits there for the one before it."""
-
-    expected_s: float
-    model: str = ""
-    begun: bool = False
-
-
-@dataclass(slots=True)
-class Loaded:
-    """A model on a device. since_s, used_s: of its load and of its last batch."""
-
-    entry: Entry
-    size_bytes: int
-    since_s: float
-    used_s: float
-
-
-@dataclass(slots=True)
-class Loading:
-    """A load under way. phase: for people."""
-
-    entry: Entry
-    begun_s: float
-    phase: str = "loading"
-
-    def on_building(self, step: str) -> None:
-        """The runtime's bundle is being built."""
-        self.phase = f"building the bundle: {step}"
-
-
-@dataclass(slots=True)
-class Device:
-    """A device and what runs on it; models go by their keys.
-
-    closing: models that get no more batches here, for they are about to be evicted. sent: the
-    batches that are not answered, the one that runs first. stage_s: when that is about to end.
-    """
-
-    name: str
-    processes: dict[str, RuntimeProcess] = field(default_factory=dict)
-    resident: dict[str, Loaded] = field(default_factory=dict)
-    loading: dict[str, Loading] = field(default_factory=dict)
-    closing: set[str] = field(default_factory=set)
-    sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT_BATCHES))
-    stage_s: float = 0.0
-
-    @property
-    def in_flight(self) -> int:
-        """Batches sent and not answered."""
-        return len(self.sent)
-
-    def holds(self, model: str) -> bool:
-        """Whether a model is loaded here, and may get batches."""
-        return model in self.resident and model not in self.closing
-
-    def is_busy(self, model: str) -> bool:
-        """Whether a batch of a model runs here or waits here."""
-        return any(sent.model == model for sent in self.sent)
-
-    def is_free(self, now_s: float) -> bool:
-        """Whether it can take a batch: it idles, or is about to."""
-        if self.in_flight == 0:
-            return True
-        return self.in_flight < IN_FLIGHT_BATCHES and now_s >= self.stage_s
-
-    def on_sent(self, expected_s: float, now_s: float, model: str = "") -> Sent:
-        """A batch has left for it."""
-        sent = Sent(expected_s, model)
-        self.sent.append(sent)
-        self._begin(now_s)
-        return sent
-
-    def on_back(self, sent: Sent, now_s: float, *, lost: bool) -> None:
-        """A batch has come back, or was lost with its process."""
-        self.sent.remove(sent)
-        if sent.model in self.resident:
-            self.resident[sent.model].used_s = now_s
-        if not lost:
-            self._begin(now_s)
-
-    def _begin(self, now_s: float) -> None:
-        if self.sent and not self.sent[0].begun:
-            self.sent[0].begun = True
-            expected_s = self.sent[0].expected_s
-            self.stage_s = now_s + expected_s - _lead_s(expected_s)
+UNLOAD_S = 150.0  # it waits for the batch that runs
+HOARD_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -155,10 +53,9 @@ class Residents:
         devices: Sequence[str],
         *,
         threads: int,
-        cache_dir: Path,
         load_timeout_s: float,
         sizes: SizeBook,
-        shelf: Shelf,
+        fetches: Fetches,
         on_change: Callable[[], None],
     ) -> None:
         self.devices = [Device(name) for name in devices]
@@ -168,9 +65,8 @@ class Residents:
         self.loads = 0
         self.evictions = 0
         self._threads = threads
-        self._cache_dir = cache_dir
         self._load_timeout_s = load_timeout_s
-        self._shelf = shelf
+        self._fetches = fetches
         self._on_change = on_change
         self._times: dict[str, LoadTimes] = {}
         self._empty_since_s: dict[tuple[str, str], float] = {}
@@ -189,15 +85,10 @@ class Residents:
                 device=device.name,
                 threads=self._threads,
                 on_lost=lambda: self.on_lost(device, runtime),
-                home=lambda: self._home(runtime, lambda _: None),
+                home=lambda: self._fetches.home(runtime),
             )
             device.processes[runtime] = process
         return process
-
-    async def _home(self, runtime: str, on_step: OnStep) -> Home | None:
-        """Where a runtime starts; a bundle that is not built yet is, which may take long."""
-        bundle = self._shelf.of(runtime)
-        return await self._shelf.home(bundle, on_step) if bundle is not None else None
 
     def on_lost(self, device: Device, runtime: str) -> None:
         """A runtime's process has died: what it held is no longer resident."""
@@ -233,16 +124,23 @@ class Residents:
         processes = [p for device in self.devices for p in device.processes.values()]
         return [process.pid for process in processes if process.pid is not None]
 
+    def base_bytes(self) -> int:
+        """What the processes on CPU devices that run held before their first model."""
+        processes = [p for device in self.devices for p in device.processes.values()]
+        return sum(process.base_bytes for process in processes if process.pid is not None)
+
     def fault(self, entry: Entry) -> ShoalError | None:
         """Why the model could not be loaded a short while ago; None when it may be tried."""
         return self.faults.current(entry.key)
 
     def state(self, entry: Entry) -> State:
-        """cold, loading, resident or unavailable."""
+        """What a model is here."""
         if any(entry.key in d.resident for d in self.devices):
             return "resident"
         if any(entry.key in d.loading for d in self.devices):
             return "loading"
+        if entry.key in self._fetches.under_way:
+            return "fetching"
         return "unavailable" if self.fault(entry) else "cold"
 
     def holders(self, entry: Entry) -> list[Device]:
@@ -250,8 +148,10 @@ class Residents:
         return [device for device in self.devices if entry.key in device.resident]
 
     def loads_of(self, entry: Entry) -> list[Loading]:
-        """The model's loads under way."""
-        return [device.loading[entry.key] for device in self.devices if entry.key in device.loading]
+        """The model's loads under way, and its fetch."""
+        loads = [d.loading[entry.key] for d in self.devices if entry.key in d.loading]
+        fetch = self._fetches.under_way.get(entry.key)
+        return [*loads, fetch] if fetch is not None else loads
 
     def load_wait_s(self, entry: Entry, arrived_s: float) -> float:
         """How much of an item's wait since `arrived_s` was the model's load."""
@@ -272,11 +172,8 @@ class Residents:
         for device in self.holders(entry):
             device.resident[entry.key].entry = entry
 
-    def load(self, entry: Entry, device: Device) -> asyncio.Task[None] | None:
-        """Begins to load a model on a device; None where it is there or on its way."""
-        if entry.key in device.resident or entry.key in device.loading:
-            return None
-        device.loading[entry.key] = Loading(entry, monotonic())
+    def load(self, entry: Entry, device: Device) -> asyncio.Task[None]:
+        """Begins to load a model on a device, where `loading` has it already."""
         return self._spawn(self._load(entry, device), f"load {entry.key}")
 
     def _spawn(self, work: object, name: str) -> asyncio.Task[None]:
@@ -289,11 +186,11 @@ class Residents:
         loading = device.loading[entry.key]
         error: ShoalError | None = None
         try:
-            spec = await self._fetch(entry, loading)
-            await self._home(entry.runtime, loading.on_building)
             loading.phase = "loading"
+            spec = await self._fetches.spec(entry)
             async with asyncio.timeout(self._load_timeout_s):
                 connection = await self.process(device, entry.runtime).connection()
+                loading.in_runtime = True
                 loaded = await connection.load(spec)
         except RuntimeCrashed as raised:
             log.warning("%s was lost while it loaded: %s", entry.key, raised)
@@ -323,22 +220,6 @@ class Residents:
                 log.error("%s does not load: %s", entry.key, error)
             self._on_change()
 
-    async def _fetch(self, entry: Entry, loading: Loading) -> ModelSpec:
-        """What the runtime is told, once the weights are here; a large fetch may take long."""
-        given_up = threading.Event()
-
-        def on_progress(done_bytes: int, total_bytes: int) -> None:  # in the thread that fetches
-            if given_up.is_set():
-                raise ModelLoading("the load was given up")
-            share = f" {100 * done_bytes // total_bytes} %" if total_bytes else ""
-            loading.phase = f"fetching{share}"
-
-        try:
-            return await asyncio.to_thread(model_spec, entry, self._cache_dir, on_progress)
-        finally:
-            given_up.set()
-            loading.phase = "loading"
-
     def _on_loaded(self, entry: Entry, device: Device, begun_s: float, size_bytes: int) -> None:
         ended_s = monotonic()
         self.faults.on_loaded(entry.key)
@@ -364,16 +245,26 @@ class Residents:
             process = self.process(device, entry.runtime)
             if process.hello is not None:
                 keep = process.hello.traits.host_tier
-                await process.live().unload(key, keep=keep)
+                async with asyncio.timeout(UNLOAD_S):
+                    left = await process.live().unload(key, keep=keep)
+                if left.process_bytes > process.base_bytes + HOARD_BYTES:
+                    await self._end_if_empty(device, entry.runtime)
         except RuntimeCrashed as error:
             log.warning("%s went with its process: %s", key, error)
-        except ShoalError as error:
-            log.warning("%s was not unloaded: %s", key, error)
+        except (ShoalError, TimeoutError) as error:
+            log.warning("%s was not unloaded: %r", key, error)
             await self.renew(device, entry.runtime, "does not unload a model")
         self.evictions += 1
         log.info("evicted %s from %s: %s", key, device.name, why)
         self._on_change()
         return True
+
+    async def _end_if_empty(self, device: Device, runtime: str) -> None:
+        """Ends a process that keeps memory of its last batches and has no model any more."""
+        entries = [loaded.entry for loaded in device.resident.values()]
+        entries += [loading.entry for loading in device.loading.values()]
+        if not any(entry.runtime == runtime for entry in entries):
+            await self.process(device, runtime).rest()
 
     async def end_idle_processes(self, idle_s: float) -> None:
         """Ends the processes that have held no model for so long: they hold memory, too."""
@@ -381,12 +272,12 @@ class Residents:
         for device in self.devices:
             at_work = {loaded.entry.runtime for loaded in device.resident.values()}
             at_work |= {loading.entry.runtime for loading in device.loading.values()}
-            for runtime, process in device.processes.items():
+            for runtime, process in list(device.processes.items()):
                 if runtime in at_work or process.pid is None:
                     self._empty_since_s.pop((device.name, runtime), None)
                 elif now_s - self._empty_since_s.setdefault((device.name, runtime), now_s) > idle_s:
                     log.info("runtime %s on %s holds no model and ends", runtime, device.name)
-                    await process.rest()
+                    await self._end_if_empty(device, runtime)
 
     async def stop(self) -> None:
         """Ends every load and every process."""

@@ -7,6 +7,7 @@ of what happens in between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -28,7 +29,7 @@ from shoal.core.lanes import parse_lanes
 from shoal.core.residency_plan import ResidencyPlanner
 from shoal.core.residency_rank import make_ranking
 from shoal.core.schedule import ModelRule, Policy, Scheduler
-from shoal.errors import QueueUnavailable
+from shoal.errors import QueueUnavailable, ShoalError
 from shoal.ipc.messages import Traits
 from shoal.queue.interface import Queue
 from shoal.queue.opening import open_queue
@@ -37,6 +38,7 @@ from shoal.wire.envelope import encode
 from shoal.worker.costs import CostBook
 from shoal.worker.devices import parse
 from shoal.worker.dispatch import Dispatch
+from shoal.worker.fetches import Fetches
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.held import Held
 from shoal.worker.intake import Intake
@@ -67,6 +69,9 @@ class Worker:
         self._following = Following(queue.catalog, on_change=lambda _: self._news.set())
         self._leaving = asyncio.Event()
         self._news = asyncio.Event()
+        self._due = asyncio.Event()
+        self._lines_to_make: set[str] = set()
+        self._lines_to_remove: set[str] = set()
         self._runtimes: dict[str, str | None] = {}
         devices = parse(settings.devices, threads=settings.threads)
         rules = parse_lanes(settings.lanes)
@@ -96,13 +101,15 @@ class Worker:
         self._peers = Peers(self.name)
         memories = Memories(devices, budget_mib=settings.memory_mib, share=settings.memory_share)
         self._shelf = shelf_of(settings)
+        self._fetches = Fetches(settings.cache_dir, self._shelf, self._on_fetched)
         residents = self._make_residents(devices)
         self._residency = Residency(
             queue,
             self._roster,
-            Picture(self._roster, residents, memories, self._peers, costs=self._costs),
+            self._make_picture(residents, memories),
             ResidencyPlanner(make_ranking(settings.residency)),
             memories=memories,
+            fetches=self._fetches,
             worker=self.name,
         )
         self._dispatch = Dispatch(
@@ -134,18 +141,30 @@ class Worker:
         return Residents(
             devices,
             threads=self._settings.threads,
-            cache_dir=self._settings.cache_dir,
             load_timeout_s=self._settings.load_timeout_s,
             sizes=self._sizes,
-            shelf=self._shelf,
+            fetches=self._fetches,
             on_change=self._on_change,
+        )
+
+    def _make_picture(self, residents: Residents, memories: Memories) -> Picture:
+        return Picture(
+            *(self._roster, residents, memories, self._peers),
+            fetches=self._fetches,
+            costs=self._costs,
         )
 
     def _connect_rooms(self) -> None:
         self._dispatch.on_room = self._intake.pull
         self._dispatch.on_idle = self._residency.wake
-        self._residency.on_open = self._intake.pull_model
-        self._residency.on_told = self._tell_status
+        self._dispatch.can_others_serve = self._residency.can_others_serve
+        self._residency.on_strand = self._dispatch.strand
+        self._residency.moves.on_open = self._intake.pull_model
+        self._residency.moves.on_told = self._tell_status
+        self._peers.on_new = self._due.set
+
+    def _on_fetched(self, entry: Entry, error: ShoalError | None) -> None:
+        self._residency.on_fetched(entry, error)
 
     def _on_change(self) -> None:
         self._dispatch.wake()
@@ -232,27 +251,24 @@ class Worker:
                 await asyncio.sleep(HEARTBEAT_S)
 
     async def _follow(self) -> None:
-        """Brings lines, rules and copies to the catalog as it is now."""
+        """Brings lines, rules and copies to the catalog as it is now. Raises `QueueUnavailable`."""
         pool = self._settings.pool
-        at_work = [e for e in self._roster.entries.values() if self._held.of_model(e.key)]
-        change = self._roster.follow(
-            self._following.entries(pool), [*self._following.retired(pool), *at_work]
-        )
+        at_work = self._residency.at_work() | {item.key for item in self._held.items()}
+        still = [entry for key, entry in self._roster.entries.items() if key in at_work]
+        current, retired = self._following.entries(pool), self._following.retired(pool)
+        await self._let_go({entry.key for entry in [*current, *retired, *still]})
+        change = self._roster.follow(current, [*retired, *still])
         for entry in change.changed:
             self._residency.residents.on_entry(entry)
             if entry.key in self._scheduled:
                 packing = self._scheduler.packs(entry.key)
                 self._scheduler.change_model(self._rule(entry, packing=packing))
-        for entry in change.gone:
-            await self._residency.part_with(entry)
-            self._intake.forget(entry)
-            self._scheduled.discard(entry.key)
-            self._scheduler.remove_model(entry.key)
-        if change.gone:
-            await self._queue.remove_lines([entry.key for entry in change.gone])
-        await self._queue.ensure_lines(
-            [entry.key for entry in change.added if entry.key not in self._roster.unservable]
-        )
+        for key in self._roster.retired:
+            self._fetches.give_up(key)
+        served = {entry.key for entry in change.added} - self._roster.unservable.keys()
+        self._lines_to_make |= served
+        self._lines_to_remove |= {entry.key for entry in change.gone}
+        self._lines_to_remove -= self._roster.entries.keys()
         if change.added or change.changed or change.gone:
             log.info(
                 "catalog: %d models came, %d changed, %d left",
@@ -260,6 +276,25 @@ class Worker:
             )
             await self._tell_status()
         self._residency.wake()
+        await self._bring_lines()
+
+    async def _let_go(self, wanted: set[str]) -> None:
+        """Parts with the models that nobody wants any more, while their lines are still known."""
+        for entry in [e for key, e in self._roster.entries.items() if key not in wanted]:
+            for line in self._roster.lines_of(entry.key):
+                await self._queue.withdraw(entry.key, line.lane)
+            self._residency.part_with(entry)
+            self._intake.forget(entry)
+            self._scheduled.discard(entry.key)
+            self._scheduler.remove_model(entry.key)
+
+    async def _bring_lines(self) -> None:
+        """Makes and removes lines at the broker; what fails, or still holds items, is due again."""
+        await self._queue.ensure_lines(list(self._lines_to_make))
+        self._lines_to_make.clear()
+        if self._lines_to_remove:
+            removed = await self._queue.remove_lines(list(self._lines_to_remove))
+            self._lines_to_remove.difference_update(removed)
 
     # --- the heartbeat
 
@@ -267,13 +302,16 @@ class Worker:
         ticks = 0
         while True:
             await self._tell_status()
-            await asyncio.sleep(HEARTBEAT_S)
+            self._due.clear()
+            with contextlib.suppress(TimeoutError):  # a worker that is new is answered at once
+                await asyncio.wait_for(self._due.wait(), HEARTBEAT_S)
+                continue
             ticks += 1
             if ticks % SAVE_TICKS == 0:
                 self._save()
-                if found := await asyncio.to_thread(self._roster.servable_by_now):
-                    await self._queue.ensure_lines([entry.key for entry in found])
-                    self._roster.admit(found)
+                found = await asyncio.to_thread(self._roster.servable_by_now)
+                self._roster.admit(found)
+                self._lines_to_make |= {entry.key for entry in found}
                 self._news.set()  # what has been retired for long enough is forgotten
             # Also the tick that nothing can fall asleep behind: cool-downs, deadlines, lost pulls.
             self._set_budgets()

@@ -18,6 +18,7 @@ from shoal.errors import RuntimeCrashed, RuntimeUnavailable, ShoalError
 from shoal.ipc.child import Backoff, Child, Command
 from shoal.ipc.client import RuntimeConnection
 from shoal.ipc.messages import Hello
+from shoal.worker.memory import resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ STOP_S = 2.0
 
 class RuntimeProcess:
     """A runtime on a device. `on_lost` is called whenever a running process has died.
+
+    base_bytes: what the process held before its first model.
 
     home: says before each start where the process starts; None: in this very environment.
     """
@@ -43,6 +46,7 @@ class RuntimeProcess:
         self.runtime = runtime
         self.device = device
         self.hello: Hello | None = None
+        self.base_bytes = 0
         self._threads = threads
         self._on_lost = on_lost
         self._home = home
@@ -133,6 +137,7 @@ class RuntimeProcess:
             *(self.runtime, self.hello.version, self.device, monotonic() - begun_s, child.pid),
         )
         self._child = child
+        self.base_bytes = resident_bytes([child.pid])
         self._watching = asyncio.create_task(
             self._watch(child, connection, begun_s), name=f"watch {self.runtime} on {self.device}"
         )
