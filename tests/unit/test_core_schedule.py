@@ -161,6 +161,20 @@ def test_schedule_caps_long_work_while_short_work_is_active():
     assert waits[-1] <= QUANTUM_S
 
 
+def test_schedule_keeps_a_device_free_of_items_that_take_long():
+    """Pages of a second each, in the lane of short texts: one of two devices stays theirs."""
+    policy = scheduler(["text", "page"], devices=2)
+    short = [item("text", 20, at=n * 0.05) for n in range(200)]
+    pages = [item("page", 10_000, at=0.01) for _ in range(30)]
+    done = drive(policy, [*short, *pages], took_s, 2)
+    waits = sorted(done.starts_s[i.id] - i.arrived_s for i in short)
+    assert waits[-1] <= QUANTUM_S
+    runs = [(s, e) for s, e, b in done.batches if b.model == "page"]
+    alone = [s for s, _ in runs if s > short[-1].arrived_s + 2.0]
+    both = max(sum(1 for s, e in runs if s <= t < e) for t in alone)
+    assert both == 2  # with no texts about, pages have the whole machine
+
+
 def test_schedule_urgent_item_goes_first_but_debt_is_capped():
     """A near deadline overtakes, until its model is far ahead of its share."""
     policy = scheduler(["a", "b"])

@@ -15,7 +15,8 @@ charge it. Time is an argument; the worker and a simulator drive the very same o
   best share of useful time.
 - **Work conserving**: a device is never left idle while a line may run.
 - **Long beside short**: while lanes of short quanta are active, longer ones run batches of the
-  shortest quantum only, on all devices but one.
+  shortest quantum only, on all devices but one. So does an item that alone takes many quanta (a
+  page to be read, a minute of speech), whatever its lane: it cannot be cut.
 
 Owns the choice, the budget of a batch and the charges. Does not own where models are (`may_run`),
 pulling, or the clock.
@@ -33,6 +34,7 @@ from shoal.core.lanes import LaneRule
 from shoal.core.types import Batch, Item, Lane
 
 MAX_DEBT_S = 2.0
+LONG_QUANTA = 4.0
 ACTIVE_S = 1.0
 Mode = Literal["fair", "oldest"]
 
@@ -114,13 +116,14 @@ class Scheduler:
     ) -> None:
         self._lanes = {rule.name: rule for rule in lanes}
         self._shortest_s = min(rule.quantum_s for rule in lanes)
+        self._long_s = LONG_QUANTA * self._shortest_s
         self._devices = devices
         self._mode = mode
         self._urgency = urgency
         self._lines: dict[tuple[str, Lane], _Line] = {}
         self._lane_account_s = dict.fromkeys(self._lanes, 0.0)
         self._short_seen_s = float("-inf")
-        self._long_running = 0
+        self._long_running: dict[int, Batch] = {}
         self.urgent_batches = 0
         self.debt_s = 0.0
 
@@ -158,7 +161,7 @@ class Scheduler:
             return False
         if idle:
             self._wake(line)
-        if self._is_short(line):
+        if self._is_short(line) and alone_s <= self._long_s:
             self._short_seen_s = now
         return True
 
@@ -182,21 +185,20 @@ class Scheduler:
         """One step; see the module."""
         lines = [n for n in self._lines.values() if len(n.window) and may_run(n.rule.model)]
         if self._long_is_capped(now):
-            lines = [line for line in lines if self._is_short(line)]
+            lines = [line for line in lines if not self._is_long(line)]
         if not lines:
             return None
         line, first = self._urgent(lines, now) or self._in_turn(lines, now)
         batch = self._form(line, first, now, free_devices)
         self._charge(line, batch.expected_s)
-        if not self._is_short(line):
-            self._long_running += 1
+        if self._is_long_batch(line, batch):
+            self._long_running[id(batch)] = batch
         return batch
 
     def finished(self, batch: Batch, took_s: float | None, now: float) -> None:  # noqa: ARG002
         """Sets the account right, and learns what the batch cost."""
         line = self._lines[(batch.model, batch.lane)]
-        if not self._is_short(line):
-            self._long_running -= 1
+        self._long_running.pop(id(batch), None)
         if took_s is None:
             self._charge(line, -batch.expected_s)
             return
@@ -216,11 +218,21 @@ class Scheduler:
     def _short_is_active(self, now: float) -> bool:
         """Whether short work is here or was here a moment ago."""
         return now - self._short_seen_s < ACTIVE_S or any(
-            len(line.window) and self._is_short(line) for line in self._lines.values()
+            len(line.window) and not self._is_long(line) for line in self._lines.values()
         )
 
+    def _is_long(self, line: _Line) -> bool:
+        """Whether the line's next batch is of a longer lane, or an item that cannot be cut."""
+        return not self._is_short(line) or (
+            len(line.window) > 0 and line.cost.predict_s(line.alone(_head(line))) > self._long_s
+        )
+
+    def _is_long_batch(self, line: _Line, batch: Batch) -> bool:
+        return not self._is_short(line) or batch.expected_s > self._long_s
+
     def _long_is_capped(self, now: float) -> bool:
-        return self._long_running >= max(1, self._devices - 1) and self._short_is_active(now)
+        capped = len(self._long_running) >= max(1, self._devices - 1)
+        return capped and self._short_is_active(now)
 
     def _urgent(self, lines: Sequence[_Line], now: float) -> tuple[_Line, Item] | None:
         """The line with the earliest deadline among those that cannot wait a quantum more."""
