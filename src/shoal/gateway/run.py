@@ -151,11 +151,15 @@ async def serve(settings: GatewaySettings, listener: socket.socket, queue: Queue
 async def _keep_lines(
     queue: Queue, wanted: Callable[[], set[str]], made: set[str], changed: asyncio.Event
 ) -> None:
-    """Makes the lines of models that are new. What was sent to one before waits for it."""
+    """Makes the lines of models that are new. What was sent to one before waits for it.
+
+    Those of models that left are the workers' to remove, once nothing is in them.
+    """
     while True:
         await changed.wait()
         changed.clear()
         keys = wanted()
+        queue.forget_lines(made - keys)
         try:
             await queue.ensure_lines(keys - made)
         except QueueUnavailable as error:

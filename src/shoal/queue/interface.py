@@ -191,7 +191,17 @@ class Queue(Protocol):
         """Makes the lines of these models, one per lane; idempotent, called by every process."""
 
     async def remove_lines(self, models: Iterable[str]) -> list[str]:
-        """Removes the lines of these models where nothing waits; those that were removed."""
+        """Removes the lines of these models where nothing waits; those that were removed.
+
+        Where something waits, or the broker is away, the line is there as before; to try again
+        later is the caller's. Raises `QueueUnavailable`, with some of them removed.
+        """
+
+    def forget_lines(self, models: Iterable[str]) -> None:
+        """These lines are no business of this process any more.
+
+        Nothing is removed, but a broker that comes back without them is not given them again.
+        """
 
     async def counts(self) -> dict[tuple[str, Lane], int]:
         """Items of each line that has some, delivered and unfinished ones included.

@@ -136,11 +136,14 @@ class JetStreamQueue:
         """Makes the consumers of these models' lines."""
         try:
             for model in models:
-                for lane in self._topology.lanes:
-                    await self._topology.ensure_line(self._js, model, lane)
+                await self._make_lines(model)
                 self._lines.add(model)
         except (NatsError, TimeoutError) as error:
             raise QueueUnavailable(f"cannot make the queue's lines: {error}") from error
+
+    async def _make_lines(self, model: str) -> None:
+        for lane in self._topology.lanes:
+            await self._topology.ensure_line(self._js, model, lane)
 
     async def remove_lines(self, models: Iterable[str]) -> list[str]:
         """Removes the consumers of lines that hold nothing."""
@@ -152,11 +155,15 @@ class JetStreamQueue:
                     await self._topology.remove_line(self._js, model, lane)
         except (NatsError, TimeoutError) as error:
             raise QueueUnavailable(f"cannot remove the queue's lines: {error}") from error
-        self._lines.difference_update(idle)
+        self.forget_lines(idle)
         # What came in between the count and the removal brings its line back.
         late = {model for model, _ in await self.counts()}.intersection(idle)
         await self.ensure_lines(late)
         return [model for model in idle if model not in late]
+
+    def forget_lines(self, models: Iterable[str]) -> None:
+        """Does not make these lines again after a reconnection."""
+        self._lines.difference_update(models)
 
     async def counts(self) -> dict[tuple[str, Lane], int]:
         """Items of each line, from one request."""
@@ -266,7 +273,9 @@ class JetStreamQueue:
         while True:
             try:
                 await self._ensure()
-                await self.ensure_lines(list(self._lines))
+                for model in list(self._lines):
+                    if model in self._lines:  # not forgotten meanwhile
+                        await self._make_lines(model)
                 break
             except (NatsError, TimeoutError, QueueUnavailable) as error:
                 log.warning("the queue is back but not ready: %s", error)

@@ -177,6 +177,9 @@ class MemoryQueue:
                 pull.on_end()
         return idle
 
+    def forget_lines(self, models: Iterable[str]) -> None:
+        """Nothing is remembered: this broker cannot go away."""
+
     async def counts(self) -> dict[tuple[str, Lane], int]:
         """Items of each line that has some."""
         now = monotonic()
