@@ -216,7 +216,7 @@ def test_serve_documents_are_read_in_every_form(client, http):
     answer = http.post(
         "/v1/extract?model=pp-ocrv6&outputs=text",
         content=pdf([page(), page(second[0])]),
-        headers={"content-type": "application/pdf"},
+        headers={"content-type": "application/pdf", "X-Shoal-Deadline-Ms": "60000"},
     )
     assert answer.status_code == 200, answer.text
     (found,) = answer.json()["results"]
