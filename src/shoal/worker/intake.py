@@ -240,12 +240,11 @@ class Intake:
             self._tokenisers[entry.key] = making
         try:
             return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
+        except ShoalError:
             self._tokenisers.pop(entry.key, None)  # it may be there next time
-            if isinstance(error, ShoalError):
-                raise
+            raise
+        except Exception as error:  # task root: whatever a fetch or a file may raise
+            self._tokenisers.pop(entry.key, None)
             raise ModelUnavailable(f"{entry.key}: its tokenizer: {error!r}") from error
 
     async def _body(self, item: HeldItem) -> bytes | ShoalError:

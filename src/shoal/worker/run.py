@@ -99,19 +99,10 @@ class Worker:
             inline_max=settings.inline_max_bytes,
         )
         self._peers = Peers(self.name)
-        memories = Memories(devices, budget_mib=settings.memory_mib, share=settings.memory_share)
         self._shelf = shelf_of(settings)
         self._fetches = Fetches(settings.cache_dir, self._shelf, self._on_fetched)
         residents = self._make_residents(devices)
-        self._residency = Residency(
-            queue,
-            self._roster,
-            self._make_picture(residents, memories),
-            ResidencyPlanner(make_ranking(settings.residency)),
-            memories=memories,
-            fetches=self._fetches,
-            worker=self.name,
-        )
+        self._residency = self._make_residency(devices, residents)
         self._dispatch = Dispatch(
             _policy(settings, self._scheduler),
             self._held,
@@ -147,11 +138,20 @@ class Worker:
             on_change=self._on_change,
         )
 
-    def _make_picture(self, residents: Residents, memories: Memories) -> Picture:
-        return Picture(
+    def _make_residency(self, devices: Sequence[str], residents: Residents) -> Residency:
+        settings = self._settings
+        memories = Memories(devices, budget_mib=settings.memory_mib, share=settings.memory_share)
+        picture = Picture(
             *(self._roster, residents, memories, self._peers),
             fetches=self._fetches,
             costs=self._costs,
+        )
+        return Residency(
+            *(self._queue, self._roster, picture),
+            ResidencyPlanner(make_ranking(settings.residency)),
+            memories=memories,
+            fetches=self._fetches,
+            worker=self.name,
         )
 
     def _connect_rooms(self) -> None:
