@@ -92,6 +92,26 @@ def test_pool_gives_a_hot_model_more_copies(pool):
     assert max(loads(pool, "hot")) == 1
 
 
+def test_pool_serves_what_a_killed_runtime_left(pool):
+    """Items in the hands of a worker whose runtime died go to the one that has the model."""
+    stop = time.monotonic() + 4.0
+    codes = []
+
+    def send(i):
+        while time.monotonic() < stop:
+            codes.append(embed(pool, "hot", f"{i}").status_code)
+
+    threads = [threading.Thread(target=send, args=(i,)) for i in range(48)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.5)
+    (owner, *_) = [i for i, n in enumerate(loads(pool, "hot")) if n]
+    pool.kill_runtime(owner)
+    for thread in threads:
+        thread.join()
+    assert set(codes) == {200}
+
+
 def test_pool_takes_over_the_models_of_a_dead_worker(pool):
     """A model whose only worker was killed is loaded by another as soon as it is asked for."""
     assert embed(pool, "taken").status_code == 200

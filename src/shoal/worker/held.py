@@ -204,11 +204,11 @@ class Held:
         self._take(item_id)
 
     async def give_back(self, item_ids: Iterable[str]) -> None:
-        """Gives items back to the queue that nothing was tried with, for another worker."""
+        """Gives items back to the queue, for another worker; what never ran has lost no attempt."""
         for item_id in item_ids:
             item = self._take(item_id)
             if item is not None:
-                await item.delivery.nak()
+                await item.delivery.nak(untouched=item.started_s == 0.0)
 
     async def give_back_all(self) -> None:
         """Gives everything back to the queue (at the end of a drain)."""
