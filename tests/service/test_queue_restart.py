@@ -49,6 +49,17 @@ async def _pull(queue, got, max_items=10):
     return ended
 
 
+def _back(queue):
+    """Set once the broker has been away and all is as before."""
+    back = asyncio.Event()
+
+    async def on_back():
+        back.set()
+
+    queue.when_back(on_back)
+    return back
+
+
 def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
     """Confirmed items are delivered after a restart, and both sides' inboxes work again."""
 
@@ -116,12 +127,7 @@ def test_queue_broker_that_forgot_everything_gets_back_what_is_still_wanted(tmp_
         async with asyncio.timeout(5):
             while not lines <= await made():
                 await asyncio.sleep(0.02)
-        back = asyncio.Event()
-
-        async def on_back():
-            back.set()
-
-        queue.when_back(on_back)
+        back = _back(queue)
         server.stop()
         await until(lambda: not queue.connected)
         await asyncio.to_thread(server.start)
@@ -140,6 +146,7 @@ def test_queue_pulls_of_an_outage_do_not_pile_up(tmp_path):
     async def main():
         server = NatsServer(tmp_path)
         worker, got = await _open(server), []
+        back = _back(worker)
         server.stop()
         await until(lambda: not worker.connected)
         for _ in range(5):
@@ -150,7 +157,7 @@ def test_queue_pulls_of_an_outage_do_not_pile_up(tmp_path):
         gateway = await _open(server)
         for n in range(20):
             await _submit(gateway, b"%d" % n, [])
-        await until(lambda: worker.connected)
+        await asyncio.wait_for(back.wait(), 10)
         ended = await _pull(worker, got, max_items=3)
         await asyncio.wait_for(ended.wait(), 5)
         await (await _pull(gateway, rest := [], max_items=20)).wait()
