@@ -28,6 +28,7 @@ from shoal.worker.tokenise import Tokeniser, prepare
 from task_cases.cases import Case
 
 LEAVE_S = 10.0
+CACHE = Path(tempfile.gettempdir()) / "shoal-bench-cache"
 
 
 class Bare:
@@ -88,10 +89,9 @@ def _cores() -> int:
 
 def _serve(entry: Entry, pipe: Connection) -> None:
     """In a process of its own: runs what it is told to until the pipe is closed."""
-    cache = Path(tempfile.gettempdir()) / "shoal-bench-cache"
-    cache.mkdir(exist_ok=True)
+    CACHE.mkdir(exist_ok=True)
     runtime = create(entry.runtime, device="cpu", threads=1)
-    runtime.load(model_spec(entry, cache))
+    runtime.load(model_spec(entry, CACHE))
     items: list[RunItem] = []
     each = 1
     pipe.send(0.0)
@@ -111,7 +111,7 @@ def _items(runtime: Runtime, one: Case) -> list[RunItem]:
     tokeniser = None
     if runtime.traits.accepts_ids and "text" in entry.inputs:
         bare = entry.family == "static"
-        tokeniser = Tokeniser(tokenizer_path(entry), entry.max_tokens, bare=bare)
+        tokeniser = Tokeniser(tokenizer_path(entry, CACHE), entry.max_tokens, bare=bare)
     items = []
     for n, inputs in enumerate(one.items):
         envelope = Envelope(

@@ -26,7 +26,9 @@ from task_cases.cases import Case, case
 
 # Below this an input is hardly computed: what is compared then is reading and carrying it.
 LEAST_DEVICE_MS = 1.0
-CONCURRENCY = {"text": 24, "image": 8, "file": 8, "document": 4, "audio": 4}
+# Calls that are open together: what keeps the devices busy for two seconds, within these bounds.
+AHEAD_S = 2.0
+LEAST_OPEN, MOST_OPEN = 4, 24
 SERVED, BARE = "served", "bare"
 
 
@@ -121,10 +123,12 @@ def _measure(server: Server, bare: Bare, one: Case, effort: Effort) -> Measured:
     best = max(tried, key=lambda size: tried[size])
     made = Measured(one, best, bare.processes)
     seconds = min(effort.most_s, max(effort.seconds, effort.least_inputs * item_s))
-    _served(server, one, seconds)  # loads it, and again where that pays
+    inputs_s = AHEAD_S * tried[best]
+    calls_open = min(MOST_OPEN, max(LEAST_OPEN, int(inputs_s / (one.per_request * one.each))))
+    _served(server, one, calls_open, seconds)  # loads it, and again where that pays
     measure = {
         BARE: lambda: bare.rate(best, seconds),
-        SERVED: lambda: _served(server, one, seconds),
+        SERVED: lambda: _served(server, one, calls_open, seconds),
     }
     for number in rounds(effort.rounds, effort.budget_s):
         for name in rotated(list(measure), number):
@@ -134,9 +138,8 @@ def _measure(server: Server, bare: Bare, one: Case, effort: Effort) -> Measured:
     return made
 
 
-def _served(server: Server, one: Case, seconds: float) -> float:
+def _served(server: Server, one: Case, concurrency: int, seconds: float) -> float:
     """Inputs per second over HTTP, in a closed loop that keeps the queue filled."""
-    concurrency = CONCURRENCY[one.entry.inputs[0]]
     requests = one.requests(server.url)
     calls = uvloop.run(saturate(server.url, requests, concurrency, seconds))
     inputs = float(one.per_request * one.each)
