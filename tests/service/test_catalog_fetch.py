@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 
 import httpx
 import numpy as np
@@ -138,6 +140,26 @@ def test_fetch_from_a_hub_offline_takes_what_is_there_and_says_what_is_not(hub, 
     assert str(tmp_path) in unknown["message"]
     wrong = {"model.safetensors": "0" * 64}
     assert outcome(fetching(source, tmp_path, wrong, **offline))["code"] == "model_unavailable"
+
+
+def test_fetch_from_a_hub_that_hangs_up_is_a_clear_error(tmp_path):
+    """A server that closes every connection, which the client tells with its transport's errors."""
+
+    def hang_up():
+        while (connection := listener.accept()[0]).recv(65_536) != b"enough":
+            connection.close()
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        host, port = listener.getsockname()
+        refused = outcome(fetching("hf://a/b@v1", tmp_path, HF_ENDPOINT=f"http://{host}:{port}"))
+        with socket.create_connection((host, port)) as end:
+            end.sendall(b"enough")
+        thread.join()
+    assert refused["code"] == "weights_missing"
+    assert "hf://a/b@v1 cannot be fetched" in refused["message"]
 
 
 def test_fetch_from_s3_gives_a_model_that_runs(s3_here, tmp_path):

@@ -177,6 +177,8 @@ def test_derive_refuses_a_pickle_and_an_empty_folder(tmp_path):
         of(tmp_path)
     with pytest.raises(CatalogError, match="no folder"):
         of(tmp_path / "none")
+    with pytest.raises(CatalogError, match="cannot be read"):
+        of(tmp_path / ("a" * 300))
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": ' + "[" * 100_000])

@@ -220,6 +220,21 @@ def test_load_names_the_fault_of_a_head(tmp_path, change, message):
     assert message in said(tmp_path)
 
 
+@pytest.mark.parametrize("value", ['!!int ""', '!!float ""', "!!bool x", "!!timestamp x"])
+def test_load_names_the_file_of_a_value_that_does_not_fit_its_tag(tmp_path, value):
+    """What the YAML library stumbles over is a fault of that file, and other files are read."""
+    good = "id: a\ntasks: [encode]\nsource: package://a/b\noutputs: {dense: {dim: 4}}\n"
+    entries, (fault,) = read(write(tmp_path, a=good, bad=f"id: {value}"))
+    assert [entry.id for entry in entries] == ["a"]
+    assert str(fault).startswith("bad.yaml: cannot be read: ")
+
+
+def test_load_reads_no_folder_that_cannot_be_looked_at(tmp_path):
+    """A folder that the system refuses is a fault like any other."""
+    with pytest.raises(CatalogError, match="cannot be read"):
+        load(tmp_path / ("a" * 300))
+
+
 def test_load_reports_all_faults_of_a_folder_together(tmp_path):
     """Two bad files, one of them with two faults, are three lines of one error."""
     two = GOOD.replace("outputs:", "poling: x\nrevison: x\noutputs:")

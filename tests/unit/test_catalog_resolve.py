@@ -125,6 +125,28 @@ def test_why_absent_knows_without_fetching(package):
     assert "no_such_package" in why_absent(away)
 
 
+TOO_LONG = "a" * 300  # for a name on any file system: to ask whether it exists is an error
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"source": f"file:///{TOO_LONG}"},
+        {"source": f"package://odd-name/{TOO_LONG}"},
+        {"source": "package://odd-name/model", "weights": f"{TOO_LONG}.onnx"},
+        {"source": "package://odd-name/model", "tokenizer": f"file:///{TOO_LONG}"},
+    ],
+    ids=["file", "package", "weights", "tokenizer"],
+)
+def test_resolve_says_why_files_cannot_be_looked_at(package, tmp_path, fields):
+    """What the system refuses to look at is a reason and `WeightsMissing`, never an `OSError`."""
+    made = entry(**fields)
+    assert "cannot be read: " in why_absent(made)
+    ask = tokenizer_path if made.tokenizer else model_spec
+    with pytest.raises(WeightsMissing, match="cannot be read: "):
+        ask(made, tmp_path)
+
+
 def test_model_spec_compares_digests(package, tmp_path):
     """A file of a package that is not the one the entry means is refused."""
     digest = hashlib.sha256(b"{}").hexdigest()

@@ -89,6 +89,15 @@ def test_stores_copy_never_mixes_two_versions(store, tmp_path):
     assert files_of(tmp_path / "copy") == changed
 
 
+def test_stores_copy_begins_anew_where_its_notes_are_damaged(store, tmp_path):
+    """Bytes that are no text in the place of what is being fetched are not believed, nor fatal."""
+    with pytest.raises(Ended):
+        stores.copy(store, tmp_path / "copy", WANTED, Progress(stop_at_bytes=8192))
+    (tmp_path / "copy" / stores._BEGUN).write_bytes(b"\xff\xfe")
+    stores.copy(store, tmp_path / "copy", WANTED, Progress())
+    assert files_of(tmp_path / "copy") == CONTENT
+
+
 def test_stores_file_that_changes_under_a_copy_is_an_error(store, tmp_path):
     """A piece of another version than the one listed is refused, not appended."""
 

@@ -199,6 +199,7 @@ ENTRIES = [path.read_bytes() for path in sorted(BUILTIN.glob("*.yaml"))]
 YAML_NASTY = [
     *(b"&a [*a]", b"!!python/object/apply:os.system [ls]", b"!!binary x", b"!!set {a}"),
     *(b"2026-99-99", b"1:99:99", b"0b2", b"0o9", b"1e999", b".nan", b"<<: {a: 1}", b"? [a]"),
+    *(b'!!int ""', b'!!float ""', b"!!bool x", b"!!timestamp x", b"!!int [a]", b"!!omap x"),
     *(b"%TAG ! x", b"---\n---\n", b"{" * 500, b"[" * 500, b"- " * 500, b"\xff\xfe", b"\0", b"\x85"),
 ]
 

@@ -67,6 +67,13 @@ class _Folder:
 
 def derive(root: Path, code_path: CodePath) -> Derived:
     """The entry of the model in a folder. Raises `CatalogError` for one that cannot be served."""
+    try:
+        return _derive(root, code_path)
+    except OSError as error:
+        raise CatalogError(f"{root} cannot be read: {error}") from error
+
+
+def _derive(root: Path, code_path: CodePath) -> Derived:
     if not root.is_dir():
         raise CatalogError(f"{root} is no folder")
     folder = _Folder(

@@ -22,7 +22,7 @@ def fetch(model: str, cache_dir: Path, files: Sequence[str], on_progress: OnProg
     repo, _, revision = model.partition("@")
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
     except ImportError as error:
         raise WeightsMissing(
             f"hf://{model} needs the hub's client: pip install 'shoal[hub]'"
@@ -39,7 +39,7 @@ def fetch(model: str, cache_dir: Path, files: Sequence[str], on_progress: OnProg
         raise WeightsMissing(
             f"hf://{model} cannot be fetched, and {cache_dir} does not have it: {error}"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:  # of its transports, too
         raise WeightsMissing(f"hf://{model} cannot be fetched: {error}") from error
     return Path(folder)
 

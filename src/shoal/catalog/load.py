@@ -28,6 +28,8 @@ BUILTIN = Path(__file__).parent / "data" / "models"
 FIELD = Path(__file__).parent / "data" / "field"
 MAX_FILE_BYTES = 256 * 1024
 MAX_DEPTH = 16
+# What the library raises for a value that does not fit its own explicit tag (`!!int ""`).
+_BAD_VALUES = (ValueError, LookupError, AttributeError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,14 @@ def _snapshot(folder: Path, *, served: bool) -> Snapshot:
 
 def read(folder: Path, *, served: bool = True) -> tuple[list[Entry], list[Fault]]:
     """The sound entries of a folder and every fault of the others. served: see `check.sense`."""
-    if not folder.is_dir():
-        return [], [Fault(str(folder), 0, "there is no such folder")]
+    try:
+        if not folder.is_dir():
+            return [], [Fault(str(folder), 0, "there is no such folder")]
+        files = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name[0] != "."]
+    except OSError as error:
+        return [], [Fault(str(folder), 0, f"cannot be read: {error}")]
     entries: list[tuple[_Document, Entry]] = []
     faults: list[Fault] = []
-    files = [p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith(".")]
     for path in files:
         if path.suffix == ".md":
             continue
@@ -151,13 +156,13 @@ def _read_document(path: Path) -> _Document:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         document.faults.append(Fault(path.name, line, f"no valid YAML: {error.problem}"))
-    except (yaml.YAMLError, ValueError, OSError) as error:
+    except (yaml.YAMLError, OSError, *_BAD_VALUES) as error:
         document.faults.append(Fault(path.name, 0, f"cannot be read: {error}"))
     return document
 
 
 def _parse(data: bytes, document: _Document) -> None:
-    """Fills the document's values and lines. Raises what YAML raises, and ValueError."""
+    """Fills the document's values and lines. Raises what YAML raises, and `_BAD_VALUES`."""
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
     loader = _Loader(data)

@@ -7,7 +7,8 @@ no code is imported. Does not own the form of sources (`sources`), how they are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,9 +36,11 @@ def model_spec(entry: Entry, cache_dir: Path, on_progress: OnProgress = untold) 
 
     Raises `WeightsMissing`, and `ModelUnavailable` for files that are not the ones it means.
     """
+    with _read(entry.source):
+        root = _weights_root(entry, cache_dir, on_progress)
     return ModelSpec(
         key=entry.key,
-        path=str(_weights_root(entry, cache_dir, on_progress)),
+        path=str(root),
         cache_dir=str(cache_dir),
         tasks=list(entry.tasks),
         weights=entry.weights,
@@ -63,6 +66,11 @@ def tokenizer_path(
 
     Raises `ModelUnavailable` when there is none.
     """
+    with _read(entry.tokenizer or entry.source):
+        return _tokenizer(entry, cache_dir, on_progress)
+
+
+def _tokenizer(entry: Entry, cache_dir: Path | None, on_progress: OnProgress) -> Path:
     if entry.tokenizer is None:
         root = _weights_root(entry, cache_dir, on_progress)
     else:
@@ -109,7 +117,8 @@ def why_absent(entry: Entry) -> str | None:
                 extra = "hub" if scheme == HUB else "stores"
                 return f"{source} needs its client: pip install 'shoal[{extra}]'"
         if not is_remote(entry.source):
-            _named_files(entry, resolve_source(entry.source, None))
+            with _read(entry.source):
+                _named_files(entry, resolve_source(entry.source, None))
     except ModelUnavailable as error:
         return error.message
     return None
@@ -135,7 +144,8 @@ def resolve_source(
         raise ModelUnavailable(f"{source}: {fault}")
     scheme, _, rest = source.partition("://")
     if scheme == "package":
-        return _in_package(rest, requires)
+        with _read(source):
+            return _in_package(rest, requires)
     if is_remote(source):
         if cache_dir is None:
             raise WeightsMissing(f"{source} would have to be fetched")
@@ -143,9 +153,23 @@ def resolve_source(
             return hub.fetch(rest, cache_dir / "hub", files, on_progress)
         return stores.fetch(source, version, cache_dir / "stores", files, on_progress)
     path = Path(rest)
-    if not path.exists():
-        raise WeightsMissing(f"{source}: there is no such file or folder")
+    with _read(source):
+        if not path.exists():
+            raise WeightsMissing(f"{source}: there is no such file or folder")
     return path
+
+
+@contextmanager
+def _read(source: str) -> Iterator[None]:
+    """What the system says of files that cannot be looked at, as `WeightsMissing`.
+
+    Even the question whether a path exists fails where a folder may not be entered, a name is too
+    long or a disk has gone away.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WeightsMissing(f"{source} cannot be read: {error}") from error
 
 
 def _weights_root(entry: Entry, cache_dir: Path | None, on_progress: OnProgress) -> Path:

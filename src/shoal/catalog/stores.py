@@ -41,8 +41,11 @@ def fetch(
     """
     facts = json.dumps([source, version, sorted(files)])
     folder = cache_dir / hashlib.sha256(facts.encode()).hexdigest()[:24]
-    if (folder / _WHOLE).is_file():
-        return folder
+    try:
+        if (folder / _WHOLE).is_file():
+            return folder
+    except OSError as error:
+        raise WeightsMissing(f"{source} cannot be fetched to {cache_dir}: {error}") from error
     store = _open(source)
     try:
         copy(store, folder, files, on_progress)
@@ -55,7 +58,7 @@ def forget(file: Path) -> None:
     """Drops a file of a copy, so that the next `fetch` brings it again."""
     for folder in file.parents:
         if (folder / _WHOLE).is_file():
-            (folder / _WHOLE).unlink()
+            (folder / _WHOLE).unlink(missing_ok=True)  # another process may be doing the same
             file.unlink(missing_ok=True)
             return
 
@@ -115,7 +118,7 @@ def _listed(store: Any, files: Sequence[str]) -> list[Any]:
 def _begin(folder: Path, facts: str) -> None:
     """Makes sure that what is in the folder are pieces of these objects, and of no earlier ones."""
     begun = folder / _BEGUN
-    if begun.is_file() and begun.read_text("utf-8") == facts:
+    if begun.is_file() and begun.read_bytes() == facts.encode():
         return
     for old in folder.iterdir():
         if old.is_dir():

@@ -37,6 +37,7 @@ _DAMAGED = (
     EOFError,
     LookupError,
     MemoryError,
+    RecursionError,
     TypeError,
     ValueError,
 )
@@ -125,7 +126,7 @@ def _table(table: Any, kind: type[_T]) -> dict[_T, int]:
 
 def _checked(value: Any, kind: type[_T]) -> _T:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"one of its values is a {type(value).__name__}, not a {kind.__name__}")
     return value
 
 
