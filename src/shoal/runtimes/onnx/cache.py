@@ -64,4 +64,5 @@ def _write(path: Path, graph: bytes) -> None:
     except OSError:
         # A cache that cannot be written costs time at the next load, nothing else.
         if beside:
-            Path(beside).unlink(missing_ok=True)
+            with suppress(OSError):
+                Path(beside).unlink(missing_ok=True)

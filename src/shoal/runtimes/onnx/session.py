@@ -24,6 +24,7 @@ Array = npt.NDArray[Any]
 _ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
+_ALL_ERRORS: tuple[type[Exception], ...] = (*_ERRORS, MemoryError, RuntimeError)
 _NO_MEMORY = ("bad alloc", "bad_alloc", "failed to allocate", "out of memory")
 _ONLY_ERRORS = 3
 
@@ -102,17 +103,17 @@ class Session:
 
     def _write(self, folder: Path) -> None:
         """Has the graph optimised and its matrices packed once more, into files."""
-        options = self._options(self._weights)
-        options.optimized_model_filepath = str(folder / GRAPH)
-        for name, value in (
-            ("session.optimized_model_external_initializers_file_name", DATA),
-            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-            ("session.save_external_prepacked_constant_initializers", "1"),
-        ):
-            options.add_session_config_entry(name, value)
         try:
+            options = self._options(self._weights)
+            options.optimized_model_filepath = str(folder / GRAPH)
+            for name, value in (
+                ("session.optimized_model_external_initializers_file_name", DATA),
+                ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+                ("session.save_external_prepacked_constant_initializers", "1"),
+            ):
+                options.add_session_config_entry(name, value)
             self._open(self._source, options)
-        except _ERRORS as error:
+        except _ALL_ERRORS as error:
             raise OSError(f"{self._where} cannot be prepared: {error}") from error
 
     def _options(self, weights: Mapping[str, Array]) -> ort.SessionOptions:
