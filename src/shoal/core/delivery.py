@@ -10,6 +10,7 @@
 | a run that failed when the item ran alone, or a bug | any | yes | bury, ack |
 | a model or runtime that cannot be had | any | yes | ack |
 | nothing: nobody waits, or its deadline has passed | any | no | ack |
+| nothing: it was given back before it ran | any | no | comes back at once, as the same attempt |
 | nothing: the worker vanished | any | no | comes back by itself |
 | bytes that are no envelope of ours | any | no | bury, ack |
 
