@@ -69,7 +69,7 @@ class QueueSettings:
         Seconds, Meta(description="Time after which a vanished worker's items come back.")
     ] = 5.0
     max_attempts: Annotated[
-        Count, Meta(description="Deliveries of an item before it is given up.")
+        Count, Meta(description="Attempts at an item before it is given up.")
     ] = 4
     inline_max_bytes: Annotated[
         Count, Meta(description="Larger bodies and results go through the payload store.")

@@ -13,7 +13,7 @@ from shoal.catalog.load import load
 from shoal.catalog.resolve import model_spec, tokenizer_path
 from shoal.catalog.schema import Entry
 from shoal.errors import ShoalError
-from shoal.ipc.messages import RunItem
+from shoal.ipc.messages import RunItem, Traits
 from shoal.runtimes.interface import Runtime
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Envelope, Inputs, Params, Result
@@ -37,26 +37,7 @@ class Prepared:
 
     def item(self, task: str, inputs: Inputs, **params: Any) -> RunItem:
         """The item that a worker would make."""
-        entry = self.entry
-        envelope = Envelope(
-            item="i",
-            request="r",
-            index=0,
-            of=1,
-            task=task,
-            model=entry.id,
-            revision=entry.revision,
-            lane="interactive",
-            cost_tokens=1,
-            n_inputs=1,
-            deadline_s=0.0,
-            submitted_s=0.0,
-            reply="",
-            params=Params(**params),
-        )
-        run_item = prepare(entry, self.runtime.traits, self.tokeniser, envelope, inputs).run_item
-        assert run_item is not None
-        return run_item
+        return run_item(self.entry, self.runtime.traits, self.tokeniser, task, inputs, **params)
 
     def run(self, task: str, inputs: Inputs, **params: Any) -> Result:
         """The item's result; its error is raised."""
@@ -70,6 +51,36 @@ class Prepared:
         """What is found in each text."""
         result = self.run("extract", Inputs(texts=list(texts)), **params)
         return [unpack(record).entities for record in result.records]
+
+
+def run_item(
+    entry: Entry,
+    traits: Traits,
+    tokeniser: Tokeniser | None,
+    task: str,
+    inputs: Inputs,
+    **params: Any,
+) -> RunItem:
+    """The item that a worker would make for a runtime with these traits."""
+    envelope = Envelope(
+        item="i",
+        request="r",
+        index=0,
+        of=1,
+        task=task,
+        model=entry.id,
+        revision=entry.revision,
+        lane="interactive",
+        cost_tokens=1,
+        n_inputs=1,
+        deadline_s=0.0,
+        submitted_s=0.0,
+        reply="",
+        params=Params(**params),
+    )
+    made = prepare(entry, traits, tokeniser, envelope, inputs).run_item
+    assert made is not None
+    return made
 
 
 def demo(model: str, cache_dir: Path) -> Prepared:

@@ -290,8 +290,9 @@ class Worker:
 
     async def _bring_lines(self) -> None:
         """Makes and removes lines at the broker; what fails, or still holds items, is due again."""
-        await self._queue.ensure_lines(list(self._lines_to_make))
-        self._lines_to_make.clear()
+        due = list(self._lines_to_make)
+        await self._queue.ensure_lines(due)
+        self._lines_to_make.difference_update(due)
         if self._lines_to_remove:
             removed = await self._queue.remove_lines(list(self._lines_to_remove))
             self._lines_to_remove.difference_update(removed)
