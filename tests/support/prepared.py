@@ -32,7 +32,7 @@ class Prepared:
         self.runtime: Runtime = create(entry.runtime, "cpu", 1)
         self.runtime.load(model_spec(entry, cache_dir))
         self.tokeniser = Tokeniser(
-            tokenizer_path(entry), entry.max_tokens, bare=entry.family == "static"
+            tokenizer_path(entry, cache_dir), entry.max_tokens, bare=entry.family == "static"
         )
 
     def item(self, task: str, inputs: Inputs, **params: Any) -> RunItem:
