@@ -18,7 +18,7 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 	done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install check lint types test chaos docs bench soak clean distclean
+.PHONY: help serve install check lint types test chaos contract docs bench soak clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -47,6 +47,9 @@ test: $(DEV) ## All tests (ARGS="tests/unit -k catalog")
 
 chaos: $(DEV) ## Break everything under load and account for every request (SEED=x CHAOS_S=120 STORAGE=file|memory)
 	$(BIN)/python -m tests.chaos
+
+contract: $(DEV) ## Check every runtime against the contract; write docs/runtimes.json
+	$(BIN)/python -m tests.contract
 
 docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs

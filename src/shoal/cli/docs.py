@@ -1,7 +1,8 @@
 """The generated pages of the documentation: `python -m shoal.cli.docs [--check] [FOLDER]`.
 
 Owns `cli.md` (from the commands' own help), `catalog.md` (from the schema and the demo catalog) and
-`field.md` (from the catalog of the field). Does not own pages that people write.
+`field.md` (from the catalog of the field). Does not own `runtimes.md` (`docs_runtimes`), which a
+folder without the suite's results lacks, or pages that people write.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from shoal.catalog.load import field, load
 from shoal.catalog.schema import Entry, Output, Profile
+from shoal.cli.docs_runtimes import PAGE, RESULTS, runtimes_page
 from shoal.cli.main import app
 from shoal.errors import Bug
 from shoal.ipc.messages import HeadSpec
@@ -88,25 +90,29 @@ and cannot be loaded until a revision is put into its `source`. The addresses wh
 facts stand are in its YAML file, under `facts`, in `src/shoal/catalog/data/field`."""
 
 
-def pages() -> dict[str, str]:
-    """Every generated page by file name."""
-    return {"cli.md": cli_page(), "catalog.md": catalog_page(), "field.md": field_page()}
+def pages(folder: Path) -> dict[str, str]:
+    """Every generated page of a folder by file name."""
+    made = {"cli.md": cli_page(), "catalog.md": catalog_page(), "field.md": field_page()}
+    if (folder / RESULTS).is_file():
+        made[PAGE] = runtimes_page(folder / RESULTS, _NOTE)
+    return made
 
 
 def main(arguments: list[str]) -> int:
     """Writes the pages, or with --check names those that are not current (exit code 1)."""
     check = "--check" in arguments
     folder = Path(next((each for each in arguments if each != "--check"), "docs"))
+    made = pages(folder)
     stale = [
         name
-        for name, text in pages().items()
+        for name, text in made.items()
         if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
     ]
     for name in stale:
         if check:
             print(f"{folder / name} is not current: run `make docs`")
         else:
-            (folder / name).write_text(pages()[name], encoding="utf-8")
+            (folder / name).write_text(made[name], encoding="utf-8")
             print(f"wrote {folder / name}")
     return 1 if check and stale else 0
 
