@@ -19,7 +19,13 @@ from tests.conftest import run, until
 
 MIB = 1024**2
 LIMITS = QueueLimits(
-    payload_max_bytes=MIB, dead_max_bytes=MIB // 2, kept_max_bytes=MIB // 2, max_queued_bytes=MIB
+    payload_max_bytes=MIB,
+    dead_max_bytes=MIB // 4,
+    kept_max_bytes=MIB // 4,
+    untouched_max_bytes=MIB // 4,
+    catalog_max_bytes=MIB // 4,
+    catalog_max_record_bytes=MIB // 8,
+    max_queued_bytes=MIB,
 )
 ITEM = b"x" * (100 * 1024)
 

@@ -56,9 +56,14 @@ def test_fault_of_an_item_is_its_own(serve, bad, status, code):
 
 
 def test_fault_in_one_request_of_many_inputs_names_it(serve):
-    """A request with a poisoned input among good ones fails clearly, and the next is served."""
-    body = {"model": "frail", "inputs": [*(f"text {n}" for n in range(200)), "the poison"]}
-    answer = serve.post("/v1/encode", body)
-    assert answer.status_code == 500
-    assert "poison" in answer.json()["message"]
+    """A poisoned input among good ones fails with its item, or, on an OpenAI route, the request."""
+    texts = [*(f"text {n}" for n in range(200)), "the poison"]
+    answer = serve.post("/v1/encode", {"model": "frail", "inputs": texts}).json()
+    errors = {error["index"]: error["message"] for error in answer["errors"]}
+    assert "poison" in errors[200]
+    assert len(errors) < 100
+    assert [row is None for row in answer["dense"]] == [n in errors for n in range(201)]
+    whole = serve.post("/v1/embeddings", {"model": "frail", "input": texts})
+    assert whole.status_code == 500
+    assert "poison" in whole.json()["error"]["message"]
     assert serve.post("/v1/encode", {"model": "frail", "inputs": "good"}).status_code == 200

@@ -98,14 +98,29 @@ def judge(ask: Ask, reply: Reply, took_s: float) -> tuple[str, str]:
 
 
 def _checked(ask: Ask, reply: Reply) -> tuple[str, str]:
-    if ask.expects is not None:
-        return "unclear", f"an answer where {ask.expects} was due"
-    got = np.array(json.loads(reply.body)["dense"], np.float32)
-    expected = numbers(ask.texts, ask.dim)
+    """An answer, of which some inputs may have failed in their places."""
+    said = json.loads(reply.body)
+    rows = said["dense"]
+    if len(rows) != len(ask.texts):
+        return "crossed", f"{len(rows)} rows for {len(ask.texts)} inputs"
+    good = [n for n, row in enumerate(rows) if row is not None]
+    got = np.array([rows[n] for n in good], np.float32).reshape(len(good), -1)
+    expected = numbers([ask.texts[n] for n in good], ask.dim)
     if got.shape != expected.shape:
         return "crossed", f"the answer has the shape {got.shape}, not {expected.shape}"
-    wrong = np.flatnonzero(np.abs(got - expected).max(axis=1) > 1e-6)
-    return ("crossed", f"inputs {wrong[:5]} have other numbers") if wrong.size else ("answered", "")
+    wrong = np.flatnonzero(np.abs(got - expected).max(axis=1, initial=0.0) > 1e-6)
+    if wrong.size:
+        return "crossed", f"inputs {wrong[:5]} have other numbers"
+    return _failed_in_place(ask, said.get("errors", []), len(rows) - len(good))
+
+
+def _failed_in_place(ask: Ask, errors: list[dict[str, object]], failed: int) -> tuple[str, str]:
+    codes = {str(error["code"]) for error in errors}
+    if len(errors) != failed or not codes <= FAILURES.keys() | {ask.expects}:
+        return "unclear", f"{failed} inputs failed, with {sorted(codes)}"
+    if ask.expects is not None and not codes:
+        return "unclear", f"an answer where {ask.expects} was due"
+    return (f"failed:{min(codes)}", "in place") if codes else ("answered", "")
 
 
 @dataclass(slots=True)

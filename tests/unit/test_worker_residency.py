@@ -9,6 +9,7 @@ import msgspec
 import psutil
 import pytest
 
+from shoal.bundles.shelf import Shelf
 from shoal.catalog.schema import Entry
 from shoal.errors import (
     ModelUnavailable,
@@ -22,6 +23,7 @@ from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.wire.envelope import ModelState, Status, encode
 from shoal.worker.demand import MAX_WISHES, WISH_S, DemandBook
 from shoal.worker.faults import LOAD_CRASHES, LOADS_OUT_OF_MEMORY, LoadFaults, cool_down_s
+from shoal.worker.fetches import MAX_FETCHES, Fetches
 from shoal.worker.memory import GpuMemory, Memories, host_memory, resident_bytes
 from shoal.worker.peers import MAX_PEERS, SILENT_S, Leases, Peers
 from shoal.worker.roster import Roster
@@ -239,6 +241,27 @@ def test_roster_serves_later_what_it_could_not_at_first():
     missing.clear()
     book.admit(book.servable_by_now())
     assert (book.unservable, len(book.lines_of("m@1"))) == ({}, 2)
+
+
+def test_bounds_fetches_at_a_time(tmp_path):
+    """A fetch more than may run begins when one has ended; given up, each ends with its reason."""
+
+    async def main():
+        ended = []
+        shelf = Shelf(tmp_path / "bundles", [], may_build=False)
+        fetches = Fetches(tmp_path, shelf, lambda entry, error: ended.append((entry.id, error)))
+        entries = [other(f"m{n}") for n in range(MAX_FETCHES + 1)]  # of files that are not there
+        for entry in entries:
+            fetches.begin(entry)
+        assert len(fetches.under_way) == MAX_FETCHES
+        while len(ended) < MAX_FETCHES:
+            await asyncio.sleep(0)
+        fetches.begin(entries[-1])
+        assert set(fetches.under_way) == {entries[-1].key}
+        await fetches.close()
+        assert all(isinstance(error, WeightsMissing) for _, error in ended)
+
+    asyncio.run(main())
 
 
 def test_faults_cool_down_by_kind():
