@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from shoal.errors import InputTooLong, InvalidRequest
 from shoal.ipc.messages import Traits
 from shoal.wire.envelope import Envelope, Inputs, Params
 from shoal.worker.tokenise import Tokeniser, prepare
-from shoal.worker.windows import windows
+from shoal.worker.windows import windows, word_spans
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "an", "##na", "meet", "##s", "bo", "##b", ".", "🙂"]
 ROOM = 8
 TRAITS = Traits(accepts_ids=True, tasks=["encode", "score", "classify", "extract"])
 
 
-def write_tokenizer(path) -> None:
+def write_tokenizer(path, *, second_type=1) -> None:
     """A word-piece tokenizer over `WORDS` that puts [CLS] and [SEP] around a text."""
     special = [
         {
@@ -56,8 +57,8 @@ def write_tokenizer(path) -> None:
                 pieces[0],
                 text,
                 pieces[1],
-                {"Sequence": {"id": "B", "type_id": 1}},
-                {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
+                {"Sequence": {"id": "B", "type_id": second_type}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": second_type}},
             ],
             "special_tokens": {
                 WORDS[i]: {"id": WORDS[i], "ids": [i], "tokens": [WORDS[i]]} for i in (2, 3)
@@ -150,6 +151,21 @@ def test_partial_pairs_go_as_pairs(tokeniser):
     assert list(ready.failures) == [1]
 
 
+@pytest.mark.parametrize("second_type", [0, 1])
+def test_joint_pair_says_where_its_second_text_begins_only_if_its_tokenizer_does(
+    tmp_path, second_type
+):
+    """RoBERTa's tokenizers give both texts one type: the pair runs as a single sequence."""
+    write_tokenizer(tmp_path / "tokenizer.json", second_type=second_type)
+    told = Tokeniser(tmp_path / "tokenizer.json", ROOM)
+    inputs = Inputs(texts=["bob", LONG], query="anna")
+    sent_item = sent("score", truncate=True)
+    item = prepare(entry(scorer="joint"), TRAITS, told, sent_item, inputs).run_item
+    assert ids_of(item)[0] == [2, 4, 5, 3, 8, 9, 3]
+    assert item.lengths == [7, ROOM]
+    assert item.second_at == ([4, 4] if second_type else [])
+
+
 def test_long_text_is_read_in_windows_that_overlap(tokeniser):
     """Every window is as long as the model takes, with special tokens; spans are of words.
 
@@ -170,6 +186,19 @@ def test_long_text_is_read_in_windows_that_overlap(tokeniser):
             seen.add((start, end))
     words = ["🙂", "anna", "meets", "bob", "."] * 3
     assert [text[start:end] for start, end in sorted(seen)] == words
+
+
+def test_word_spans_take_time_in_proportion_to_the_pieces_of_a_word():
+    """One word of a whole text's pieces costs about what as many words do."""
+    n = 20_000
+    text, pieces = "a" * n, [(at, at + 1) for at in range(n)]
+    took_s = []
+    for words in (range(n), [0] * n):
+        begun_s = thread_time()
+        spans = word_spans(text, pieces, words)
+        took_s.append(thread_time() - begun_s)
+    assert spans == [(0, n)] * n
+    assert took_s[1] < 10 * took_s[0]
 
 
 def test_windows_cover_all_tokens_and_share_a_quarter():

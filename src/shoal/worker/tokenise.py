@@ -113,7 +113,9 @@ class Tokeniser:
         if self._dropped is not None:
             # A text of which nothing is known keeps its unknown words: an input has some token.
             ids = [token for token in ids if token != self._dropped] or ids
-        second_at = encoded.type_ids.index(1) if text.second is not None else 0
+        # RoBERTa's tokenizers give both texts the type 0, and its networks read no types.
+        types = encoded.type_ids if text.second is not None else ()
+        second_at = types.index(1) if 1 in types else 0
         places: Sequence[Span] = ()
         if spans:
             # A text's own token never lies at (0, 0): it is as long as one character at least.

@@ -37,28 +37,27 @@ def word_spans(text: str, offsets: Sequence[Span], words: Sequence[int | None]) 
     do the letters of scripts without case, which the tokenizers of many models never part by
     words. Spaces around a token do not count; (0, 0) stays what it is.
     """
-    spans: list[Span] = []
+    spans = [_stripped(text, start, end) for start, end in offsets]
     first = 0
-    for at, (start, end) in enumerate(offsets):
-        while start < end and text[start].isspace():
-            start += 1  # noqa: PLW2901
-        while start < end and text[end - 1].isspace():
-            end -= 1  # noqa: PLW2901
-        spans.append((start, end))
-        goes_on = (
-            at > 0
-            and words[at] is not None
-            and words[at] == words[at - 1]
-            and spans[at - 1][1] == start < end
-            and _cased(text[start - 1])
-            and _cased(text[start])
-        )
-        if not goes_on:
-            first = at
-        elif first < at:
-            whole = (spans[first][0], end)
-            spans[first : at + 1] = [whole] * (at + 1 - first)
+    for at in range(1, len(spans) + 1):
+        if at < len(spans) and words[at] is not None and words[at] == words[at - 1]:
+            start, end = spans[at]
+            touches = spans[at - 1][1] == start < end
+            if touches and _cased(text[start - 1]) and _cased(text[start]):
+                continue
+        # The word is written once, when it ends: a word may have as many pieces as a text.
+        spans[first:at] = [(spans[first][0], spans[at - 1][1])] * (at - first)
+        first = at
     return spans
+
+
+def _stripped(text: str, start: int, end: int) -> Span:
+    """A token's characters without the spaces around them."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
 
 
 def _cased(character: str) -> bool:
