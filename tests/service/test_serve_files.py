@@ -7,7 +7,7 @@ import pytest
 
 from shoal import Client
 from shoal.client import InputsFailed
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, RunFailed
 from shoal.runtimes.null import numbers
 from shoal.runtimes.null_records import record
 from shoal.wire.envelope import Params
@@ -20,6 +20,7 @@ ENTRIES = {
     "pages": "tasks: [extract]\ninputs: [document]\nextracts: [text, layout]",
     "sounds": "tasks: [transcribe]\ninputs: [audio]",
     "names": "tasks: [extract]\nextracts: [entities]",
+    "frail": "tasks: [classify]\ninputs: [file]\noptions: {poison: boom}",
 }
 
 
@@ -73,3 +74,9 @@ def test_serve_transcribes_and_finds_names(client):
     assert {entity.text for one in found for entity in one.entities} == {"Lovelace"}
     scores = [record(text, ["entities"], Params()).entities[0].score for text in texts]
     assert [one.entities[0].score for one in found] == scores
+
+
+def test_serve_file_that_is_too_large_to_be_kept_is_answered(client):
+    """A poisoned file of nine megabytes fails clearly and at once, though no letter can hold it."""
+    with pytest.raises(RunFailed, match="poison"):
+        client.classify([b"\0" * (9 * 2**20) + b"boom"], "frail")

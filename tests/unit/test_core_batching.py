@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.batching import LAUNCH_TOKENS, Window, partition
+from shoal.core.batching import LAUNCH_TOKENS, MAX_BATCH_BYTES, Window, partition
 from shoal.core.types import Item
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=8)
@@ -132,6 +132,15 @@ def test_window_bookkeeping_does_not_grow_with_what_has_left():
         w.remove([str(n)])
     assert len(w._starts) <= 17
     assert (len(w._by_length), len(w._by_tenant)) == (0, 0)
+
+
+def test_bounds_bytes_of_a_batch():
+    """Files that cost few tokens fill a batch by their bytes; one over the bound goes alone."""
+    w = window()
+    half = MAX_BATCH_BYTES // 2
+    for name, size_bytes in (("a", half), ("b", half), ("c", 1), ("d", 2 * MAX_BATCH_BYTES)):
+        w.add(Item(name, "m", "interactive", (1,), 1e9, 0.0, size_bytes=size_bytes), 1e9)
+    assert [take(w), take(w), take(w)] == [["a", "b"], ["c"], ["d"]]
 
 
 def test_window_head_is_of_the_tenant_served_least():

@@ -241,6 +241,19 @@ def test_schedule_only_runs_what_may_run():
     assert policy.next_batch(0.2, 1, lambda model: model == "b") is None
 
 
+def test_schedule_learns_nothing_from_a_batch_that_was_refused():
+    """What an item at fault took is charged, and says nothing of what its model costs."""
+    policy = Scheduler(LANES, devices=1)
+    cost = CostModel(CostState(LAUNCH_S, TOKEN_S))
+    policy.add_model(ModelRule("a", 1.0, True, 1024, 100, 100_000), cost)
+    for learn in (False, True):
+        policy.add(item("a", 10_000), 0.0)
+        batch = policy.next_batch(0.0, 1, lambda _: True)
+        before_s = cost.predict_s(batch.work)
+        policy.finished(batch, 0.003, 0.003, learn=learn)
+        assert (cost.predict_s(batch.work) < before_s) == learn
+
+
 def test_schedule_a_lost_batch_is_not_charged():
     """What a crash took is taken off the account again."""
     policy = scheduler(["a", "b"])

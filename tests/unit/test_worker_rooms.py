@@ -20,7 +20,7 @@ from shoal.ipc.messages import Traits
 from shoal.queue.topology import token
 from shoal.wire.envelope import Envelope, Inputs, Params
 from shoal.worker.devices import parse, usable_cores
-from shoal.worker.lines import FIRST_PULL, Line
+from shoal.worker.lines import FIRST_PULL, MAX_WAITING_BYTES, Line
 from shoal.worker.tokenise import Tokeniser, prepare
 
 IDS = Traits(accepts_ids=True, tasks=["encode"])
@@ -155,6 +155,16 @@ def test_line_pulls_an_item_for_each_device_however_large_items_are():
     assert one.next_pull() == 0
     one.on_back(batch)
     assert one.next_pull() == 1
+
+
+def test_bounds_bytes_of_a_line():
+    """Files that wait here take room by their bytes, however few tokens they cost."""
+    one = line()
+    item = Item("a", "m", "interactive", (1,), 0.0, 0.0, size_bytes=MAX_WAITING_BYTES)
+    one.on_added(item)
+    assert one.next_pull() == 0
+    one.on_removed([item])
+    assert one.next_pull() > 0
 
 
 def test_prepare_switches_off_the_files_own_padding_and_truncation(minilm):

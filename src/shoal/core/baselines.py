@@ -92,7 +92,9 @@ class BaselinePolicy:
         count = sum(len(item.lengths_tokens) for item in line.values())
         return count >= WINDOW_ITEMS or now >= next(iter(line.values())).arrived_s + WINDOW_S
 
-    def finished(self, batch: Batch, took_s: float | None, now: float) -> None:
+    def finished(
+        self, batch: Batch, took_s: float | None, now: float, *, learn: bool = True
+    ) -> None:
         """Nothing is learnt."""
 
 

@@ -70,6 +70,9 @@ def partition(
     return [order[start:end] for start, end in _blocks(sizes, budget_tokens, launch_tokens)]
 
 
+MAX_BATCH_BYTES = 64 * 1024 * 1024  # a frame to a runtime holds four times that
+
+
 class Window:
     """The look-ahead of one (model, lane): items that are here and not running.
 
@@ -189,6 +192,7 @@ class Window:
             chosen = self._oldest_with(first, budget_tokens)
         else:
             chosen = self._block_of(first, budget_tokens, launch_tokens)
+        chosen = _within(chosen)
         self.remove([item.id for item in chosen])
         for item in chosen:
             if item.tenant in self._served:
@@ -238,3 +242,13 @@ class Window:
                 chosen.append(item)
                 count += len(item.lengths_tokens)
         return chosen
+
+
+def _within(chosen: list[Item]) -> list[Item]:
+    """The first items that go into one message to a runtime; the first of all always does."""
+    size_bytes = chosen[0].size_bytes
+    for count, item in enumerate(chosen[1:], start=1):
+        size_bytes += item.size_bytes
+        if size_bytes > MAX_BATCH_BYTES:
+            return chosen[:count]
+    return chosen

@@ -125,8 +125,8 @@ class CostModel:
         if linear_s < self._floor_s and took_s <= self._floor_s * 1.1:
             return  # in the flat region a batch says nothing about the slope
         weight = 1.0
-        if self._batches > _TRUST_AFTER and took_s > CLIP * expected_s:
-            took_s, weight = CLIP * expected_s, _OUTLIER_WEIGHT
+        if self._batches > _TRUST_AFTER and not expected_s / CLIP <= took_s <= CLIP * expected_s:
+            took_s, weight = min(max(took_s, expected_s / CLIP), CLIP * expected_s), _OUTLIER_WEIGHT
         x = (1.0, float(work.padded_tokens), float(work.squares))
         weight /= took_s**2  # relative errors: small batches count as much as large ones
         for i in range(3):

@@ -76,8 +76,13 @@ class Policy(Protocol):
     def deadline(self, now: float) -> float | None:
         """When `next_batch` may say something else although nothing was added; None for never."""
 
-    def finished(self, batch: Batch, took_s: float | None, now: float) -> None:
-        """A batch has left its device after `took_s` device seconds (None: it was lost)."""
+    def finished(
+        self, batch: Batch, took_s: float | None, now: float, *, learn: bool = True
+    ) -> None:
+        """A batch has left its device after `took_s` device seconds (None: it was lost).
+
+        learn: that time says something of what such a batch costs.
+        """
 
 
 class _Line:
@@ -195,7 +200,14 @@ class Scheduler:
             self._long_running[id(batch)] = batch
         return batch
 
-    def finished(self, batch: Batch, took_s: float | None, now: float) -> None:  # noqa: ARG002
+    def finished(
+        self,
+        batch: Batch,
+        took_s: float | None,
+        now: float,  # noqa: ARG002 - the protocol's signature
+        *,
+        learn: bool = True,
+    ) -> None:
         """Sets the account right, and learns what the batch cost."""
         line = self._lines[(batch.model, batch.lane)]
         self._long_running.pop(id(batch), None)
@@ -203,7 +215,8 @@ class Scheduler:
             self._charge(line, -batch.expected_s)
             return
         self._charge(line, took_s - batch.expected_s)
-        line.cost.observe(batch.work, took_s)
+        if learn:
+            line.cost.observe(batch.work, took_s)
 
     def budget_tokens(self, model: str, lane: Lane) -> int:
         """The padded tokens of a full batch of a line, for whoever decides how much to pull."""

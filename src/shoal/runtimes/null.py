@@ -7,7 +7,7 @@ caller are seen. A file that ends in `broken` is at fault itself. Options of a m
     dim      length of the dense vectors, 8 when left out
     labels   class names, joined by commas; "no,yes" when left out
     sleep_s  time each batch takes
-    poison   a text that makes the whole batch raise, as a broken kernel would
+    poison   a text, or a file's end, that makes the whole batch raise, as a broken kernel would
     crash    a text that takes the process down, as a segmentation fault would
     oom      a text that needs more memory than there is
     nan      a text whose numbers are not finite: its item fails, its neighbours do not
@@ -140,7 +140,7 @@ class NullRuntime:
             os._exit(66)
         if model.oom is not None and any(model.oom in item.texts for item in items):
             raise MemoryError("the oom text is in the batch")
-        if model.poison is not None and any(model.poison in item.texts for item in items):
+        if model.poison is not None and any(_has(item, model.poison) for item in items):
             raise RunFailed(f"{key}: the poison text is in the batch")
         tokens = sum(sum(item.lengths) for item in items)
         # One pass over the inputs of the whole batch: per item numpy would cost more than the rest.
@@ -166,6 +166,10 @@ def _touched(size_bytes: int) -> mmap.mmap | None:
     for at in range(0, size_bytes, mmap.PAGESIZE):
         pages[at] = 1
     return pages
+
+
+def _has(item: RunItem, mark: str) -> bool:
+    return mark in item.texts or any(blob.endswith(mark.encode()) for blob in item.blobs)
 
 
 def numbers(inputs: Sequence[str | bytes], dim: int) -> Floats:

@@ -162,7 +162,7 @@ class Dispatch:
             if batch.model in device.closing and not device.is_busy(batch.model):
                 self.on_idle()
         took_s = ran.run_s if isinstance(ran, Ran) else None
-        self._policy.finished(batch, took_s, now_s)
+        self._policy.finished(batch, took_s, now_s, learn=_is_whole(ran))
         self._fill()  # the device has work again before this batch's replies cost any time
         self.on_room(line)
         if isinstance(ran, Ran) or (sent.begun and reached):
@@ -183,7 +183,8 @@ class Dispatch:
             for item in batch.items:
                 await self._held.fail(item.id, ran)
             return
-        self._costs.on_batch(line.entry, batch, ran.run_s)
+        if _is_whole(ran):
+            self._costs.on_batch(line.entry, batch, ran.run_s)
         self._metrics.on_batch(batch, ran)
         if any(d.failure is not None and d.failure.code == OutOfMemory.code for d in ran.items):
             # The host has freed and split already, and a lone item still did not fit.
@@ -231,3 +232,8 @@ class Dispatch:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _is_whole(ran: Ran | ShoalError) -> bool:
+    """Whether all of a batch ran: what was refused in a moment says nothing of what work costs."""
+    return isinstance(ran, Ran) and all(done.failure is None for done in ran.items)

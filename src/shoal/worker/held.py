@@ -151,7 +151,7 @@ class Held:
         item = self._items[item_id]
         try:
             if bury and outcome.failure is not None:
-                await self.bury(item.delivery, outcome.failure, item.envelope)
+                await self._try_to_bury(item, outcome.failure)
             data = encode(outcome)
             if len(data) > self._inline_max_bytes:
                 ref = await self._queue.payloads.put(bytes(outcome.result))
@@ -169,6 +169,18 @@ class Held:
             return
         if self._take(item_id) is not None:
             await item.delivery.ack()
+
+    async def _try_to_bury(self, item: HeldItem, cause: Failure) -> None:
+        """Buries where there is room; its caller is answered in any case.
+
+        Raises `QueueUnavailable` where the broker is away: the item will come back.
+        """
+        try:
+            await self.bury(item.delivery, cause, item.envelope)
+        except QueueUnavailable as error:
+            if not self._queue.connected:
+                raise
+            log.error("item %s is not kept: %s", item.envelope.item, error)  # noqa: TRY400
 
     async def bury(
         self, delivery: Delivery, cause: Failure, envelope: Envelope | None = None
@@ -193,7 +205,13 @@ class Held:
             item_id,
             body,
         )
-        await self._queue.dead.bury(letter)
+        try:
+            await self._queue.dead.bury(letter)
+        except QueueUnavailable:
+            if not body or not self._queue.connected:
+                raise
+            log.warning("the body of item %s is too large to be kept", item_id)
+            await self._queue.dead.bury(structs.replace(letter, body=b""))
 
     def has(self, item: HeldItem) -> bool:
         """Whether this very delivery is in hand."""

@@ -51,7 +51,8 @@ PULL_EXPIRES_S = 3.0
 MAX_CANCELLED = 16_384
 START_TRIES = 3
 _AGAIN_S = 0.5
-_INLINE_ITEMS = 64  # runtimes without ids: so cheap that a thread would cost more
+_INLINE_ITEMS = 64  # texts for runtimes without ids: so cheap that a thread would cost more
+_INLINE_BYTES = 256 * 1024
 
 
 class Intake:
@@ -204,7 +205,7 @@ class Intake:
             items = self._pending[entry.key][:_INLINE_ITEMS]
             bodies = [await self._body(item) for item in items]
             work = partial(_prepare_items, entry, traits, tokeniser, items, bodies)
-            if tokeniser is None:
+            if tokeniser is None and sum(map(_size_bytes, bodies)) <= _INLINE_BYTES:
                 made = work()
             else:
                 made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -282,6 +283,7 @@ class Intake:
             item.arrived_s,
             envelope.tenant or "",
             solo=item.delivery.attempt > 1,
+            size_bytes=len(made.ids) + sum(map(len, made.blobs)),
         )
         if envelope.payload is None:
             self._costs.on_text(entry, len(bytes(envelope.body)), tokens)
@@ -327,6 +329,10 @@ class Intake:
 def _reads_ids(entry: Entry, traits: Traits) -> bool:
     """Whether its texts are tokenised here; a model of files has no tokenizer."""
     return traits.accepts_ids and "text" in entry.inputs
+
+
+def _size_bytes(body: bytes | ShoalError) -> int:
+    return len(body) if isinstance(body, bytes) else 0
 
 
 def _prepare_items(

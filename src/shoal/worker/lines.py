@@ -13,6 +13,7 @@ from shoal.core.types import Batch, Item, Lane
 
 FIRST_PULL = 8
 MOST_PULL = 256
+MAX_WAITING_BYTES = 256 * 1024 * 1024
 WINDOW_BATCHES = 2
 _SMOOTHING = 0.1
 
@@ -33,6 +34,7 @@ class Line:
         self.promised = 0
         self.waiting = 0
         self.waiting_tokens = 0
+        self.waiting_bytes = 0
         self._devices = devices
         self._max_items = window_items
         self._item_tokens = budget_tokens / 8
@@ -42,7 +44,7 @@ class Line:
 
     def next_pull(self) -> int:
         """How many items to pull now; 0 while a pull is open or there is no room."""
-        if self.promised:
+        if self.promised or self.waiting_bytes >= MAX_WAITING_BYTES:
             return 0
         # Executing and staged on each device, and as much again to choose from.
         max_held_tokens = self.budget_tokens * (2 + WINDOW_BATCHES) * self._devices
@@ -77,12 +79,14 @@ class Line:
         """An item waits for its batch."""
         self.waiting += 1
         self.waiting_tokens += item.tokens
+        self.waiting_bytes += item.size_bytes
 
     def on_removed(self, items: Iterable[Item]) -> None:
         """Items wait no more."""
         for item in items:
             self.waiting -= 1
             self.waiting_tokens -= item.tokens
+            self.waiting_bytes -= item.size_bytes
 
     def on_sent(self, batch: Batch) -> None:
         """A batch has left for a device."""
