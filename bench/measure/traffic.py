@@ -31,6 +31,7 @@ options: {options}
 max_tokens: 256
 outputs: {{dense: {{dim: 384}}}}
 pinned: true
+min_replicas: 2
 profile: {{batch_tokens: {block_tokens}}}
 """
 
