@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
-from shoal.catalog.tiktoken import MAX_FILE_BYTES, converted
+from shoal.catalog.tiktoken import MAX_FILE_BYTES, MAX_TOKEN_BYTES, converted
 from shoal.errors import ModelUnavailable, WeightsMissing
 
 BEGIN = "<|begin|>"
@@ -134,6 +134,21 @@ def test_tiktoken_pickle_that_is_damaged_or_too_large_is_refused(pickled, tmp_pa
         file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(ModelUnavailable, match=f"over {MAX_FILE_BYTES} bytes"):
         converted(pickled, tmp_path, BEGIN)
+
+
+def test_tiktoken_token_is_believed_up_to_its_limit(encoding, pickled, tmp_path):
+    """A token as long as allowed is converted; with one byte more it is refused."""
+    for longest in (MAX_TOKEN_BYTES, MAX_TOKEN_BYTES + 1):
+        ranks = RANKS | {b"a" * longest: 299}
+        state = encoding.__getstate__() | {"mergeable_ranks": ranks}
+        pickled.write_bytes(pickle.dumps(_Encoding(state)))
+        if longest == MAX_TOKEN_BYTES:
+            assert "a" * longest in Tokenizer.from_file(
+                str(converted(pickled, tmp_path, None))
+            ).get_vocab(with_added_tokens=False)
+            continue
+        with pytest.raises(ModelUnavailable, match=f"over {MAX_TOKEN_BYTES} bytes"):
+            converted(pickled, tmp_path, None)
 
 
 def test_tokenizer_path_converts_a_pickle_only_where_the_entry_allows_it(pickled, tmp_path):

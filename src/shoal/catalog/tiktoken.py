@@ -26,6 +26,8 @@ from shoal.errors import ModelUnavailable
 _T = TypeVar("_T")
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
+# Finding the pairs that make a token takes time in the square of its length.
+MAX_TOKEN_BYTES = 1024
 # A new one for every change of what is made, so that what older versions made is not used.
 _FORM = "1"
 
@@ -65,7 +67,8 @@ def converted(path: Path, cache_dir: Path, first_token: str | None) -> Path:
     """The `tokenizer.json` of a pickled encoding, from the cache or made there.
 
     first_token: the special token that begins every text. Raises `ModelUnavailable` for a file that
-    is no such pickle, is over `MAX_FILE_BYTES` or asks to run code.
+    is no such pickle, is over `MAX_FILE_BYTES`, has a token over `MAX_TOKEN_BYTES` or asks to run
+    code.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -96,6 +99,8 @@ def _tokenizer(encoding: Any, first_token: str | None) -> dict[str, Any]:
     state = encoding.state
     ranks = _table(state["mergeable_ranks"], bytes)
     special = _table(state["special_tokens"], str)
+    if any(len(key) > MAX_TOKEN_BYTES for key in ranks):
+        raise ValueError(f"one of its tokens is over {MAX_TOKEN_BYTES} bytes")
     names = {key: "".join(_CHARACTERS[byte] for byte in key) for key in ranks}
     vocabulary = {names[key]: rank for key, rank in ranks.items()} | special
     if len(set(vocabulary.values())) != len(ranks) + len(special):
