@@ -26,11 +26,18 @@ from shoal.worker.supervise import RuntimeProcess
 
 def shelf(data_dir: Path | None, cache_dir: Path | None, bundles_dir: Path | None) -> Shelf:
     """The bundles of a `shoal serve`, or with a cache folder, of a `shoal worker`."""
+    return shelf_of(settings_of(data_dir, cache_dir, bundles_dir))
+
+
+def settings_of(
+    data_dir: Path | None, cache_dir: Path | None = None, bundles_dir: Path | None = None
+) -> ServeSettings:
+    """The settings of that process; `cache_dir` in them is where it keeps what it makes."""
     flags = {"data_dir": data_dir, "cache_dir": cache_dir, "bundles_dir": bundles_dir}
     settings = load(ServeSettings, flags, environment())
     if settings.cache_dir == WorkerSettings.cache_dir:
         settings = replace(settings, cache_dir=settings.data_dir / "cache")
-    return shelf_of(settings)
+    return settings
 
 
 def show(bundles: Shelf) -> None:

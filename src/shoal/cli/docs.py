@@ -42,6 +42,7 @@ COMMANDS = (
     ("models", "apply"),
     ("models", "check"),
     ("models", "export"),
+    ("models", "bakeoff"),
     ("bundles",),
     ("bundles", "list"),
     ("bundles", "build"),

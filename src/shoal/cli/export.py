@@ -1,15 +1,13 @@
 """`shoal models export`: a model of the catalog as an ONNX file, with what it costs in quality.
 
-Owns the folder that is written (graph, tokenizer, catalog entry), the texts that both models are
-compared on and the table. Does not own the graph or the comparison (`shoal.runtimes.onnx.export`).
+Owns the folder that is written (graph, tokenizer, catalog entry) and the table. Does not own the
+texts that both models are compared on (`samples`), the graph or the comparison
+(`shoal.runtimes.onnx.export`).
 """
 
 from __future__ import annotations
 
-import ast
-import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -20,25 +18,22 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
-import shoal
 from shoal.catalog.change import Record, encode_record
 from shoal.catalog.load import load
 from shoal.catalog.resolve import model_spec, tokenizer_path
 from shoal.catalog.schema import Entry
+from shoal.cli.samples import encode_item, sentences
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.interface import Runtime
 from shoal.runtimes.registry import create
-from shoal.wire.envelope import Envelope, Inputs
-from shoal.worker.tokenise import Tokeniser, prepare
+from shoal.worker.tokenise import Tokeniser
 
 if TYPE_CHECKING:
     from shoal.runtimes.onnx.export import Comparison
 
-TEXTS = 200
 _TEXTS_PER_ITEM = 16
-_WORDS = range(4, 41)
 
 
 def export(model: str, catalog: Path | None, out: Path, *, int8: bool) -> None:
@@ -138,49 +133,7 @@ def _loaded(spec: ModelSpec, runtime: str) -> tuple[Runtime, str]:
 def _items(entry: Entry, tokeniser: Tokeniser) -> list[RunItem]:
     texts = sentences()
     traits = Traits(accepts_ids=True, tasks=["encode"])
-    items = []
-    for at in range(0, len(texts), _TEXTS_PER_ITEM):
-        envelope = Envelope(
-            item=str(at),
-            request="export",
-            index=0,
-            of=1,
-            task="encode",
-            model=entry.id,
-            revision=entry.revision,
-            lane="",
-            cost_tokens=0,
-            n_inputs=_TEXTS_PER_ITEM,
-            deadline_s=0.0,
-            submitted_s=0.0,
-            reply="",
-        )
-        inputs = Inputs(texts=texts[at : at + _TEXTS_PER_ITEM])
-        item = prepare(entry, traits, tokeniser, envelope, inputs).run_item
-        if item is not None:
-            items.append(item)
-    return items
-
-
-def sentences() -> list[str]:
-    """The first `TEXTS` different sentences of this package's docstrings, by file name.
-
-    Text that travels with the code, so that everybody compares on the same.
-    """
-    root = Path(shoal.__file__).parent
-    found: dict[str, None] = {}
-    for path in sorted(root.rglob("*.py")):
-        for text in _docstrings(ast.parse(path.read_text("utf-8"))):
-            for sentence in re.split(r"(?<=[.:;])\s", " ".join(text.split())):
-                if len(sentence.split()) in _WORDS:
-                    found[sentence] = None
-        if len(found) >= TEXTS:
-            break
-    return list(found)[:TEXTS]
-
-
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-            yield text
+    return [
+        encode_item(entry, traits, tokeniser, texts[at : at + _TEXTS_PER_ITEM])
+        for at in range(0, len(texts), _TEXTS_PER_ITEM)
+    ]

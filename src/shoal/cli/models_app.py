@@ -1,7 +1,8 @@
 """`shoal models`: the commands' options.
 
 Owns names and meanings of the options, and which may be given together. Does not own what is done
-(`models`, `models_list`, `models_change`, `models_wait`), which is imported when it runs.
+(`models`, `models_list`, `models_change`, `models_wait`, `export`, `bakeoff`), which is imported
+when it runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.bundles_app import DataDir as BuildsIn
 from shoal.cli.options import CatalogFolder, DataDir, Pool, Url
 from shoal.errors import SettingsError
 
@@ -250,3 +252,43 @@ def export(
     if to != "onnx":
         raise SettingsError(f"export: {to!r} is no format; there is onnx")
     export_model(model, catalog, out, int8=int8)
+
+
+@models_app.command("bakeoff")
+def bakeoff(
+    model: Annotated[str, typer.Argument(help="Model of the catalog: id, alias, or id@revision.")],
+    *,
+    runtimes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Runtimes in this order; all that run text encoders by default.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="How long each size of batch is measured.")
+    ] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    catalog: CatalogFolder = None,
+    data_dir: BuildsIn = None,
+) -> None:
+    """Measure a model on each runtime that can run it: start, load, speed, memory, parity."""
+    import msgspec
+
+    from shoal.bundles.shelf import shelf_of
+    from shoal.catalog.load import load
+    from shoal.cli.bakeoff import Setup, show
+    from shoal.cli.bakeoff import bakeoff as measure
+    from shoal.cli.bundles import settings_of
+
+    entry = load(catalog).resolve(model)
+    settings = settings_of(data_dir)
+    chosen = [name.strip() for name in runtimes.split(",")] if runtimes else None
+    setup = Setup(threads, seconds, settings.cache_dir)
+    rows = measure(entry, chosen, shelf_of(settings), setup)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+    else:
+        show(entry, rows)
+    raise typer.Exit(0 if any(row.found for row in rows) else 1)
