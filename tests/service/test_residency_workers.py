@@ -73,18 +73,23 @@ def test_pool_prefers_the_worker_that_has_the_model(pool):
     assert sorted(loads(pool, "m3")) == [0, 0, 1]
 
 
-def test_pool_gives_a_hot_model_more_copies(pool):
-    """When what waits takes longer than a load, another worker loads the model, too."""
-    stop = time.monotonic() + 6.0
-    codes = []
+def stream(pool, model, for_s, callers=48):
+    """Callers who ask again and again for a while; the threads, and the status codes so far."""
+    stop, codes = time.monotonic() + for_s, []
 
     def send(i):
         while time.monotonic() < stop:
-            codes.append(embed(pool, "hot", f"{i}").status_code)
+            codes.append(embed(pool, model, f"{i}").status_code)
 
-    threads = [threading.Thread(target=send, args=(i,)) for i in range(48)]
+    threads = [threading.Thread(target=send, args=(i,)) for i in range(callers)]
     for thread in threads:
         thread.start()
+    return threads, codes
+
+
+def test_pool_gives_a_hot_model_more_copies(pool):
+    """When what waits takes longer than a load, another worker loads the model, too."""
+    threads, codes = stream(pool, "hot", 6.0)
     for thread in threads:
         thread.join()
     assert set(codes) == {200}
@@ -94,16 +99,7 @@ def test_pool_gives_a_hot_model_more_copies(pool):
 
 def test_pool_serves_what_a_killed_runtime_left(pool):
     """Items in the hands of a worker whose runtime died go to the one that has the model."""
-    stop = time.monotonic() + 4.0
-    codes = []
-
-    def send(i):
-        while time.monotonic() < stop:
-            codes.append(embed(pool, "hot", f"{i}").status_code)
-
-    threads = [threading.Thread(target=send, args=(i,)) for i in range(48)]
-    for thread in threads:
-        thread.start()
+    threads, codes = stream(pool, "hot", 4.0)
     time.sleep(1.5)
     (owner, *_) = [i for i, n in enumerate(loads(pool, "hot")) if n]
     pool.kill_runtime(owner)

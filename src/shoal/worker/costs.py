@@ -1,24 +1,18 @@
 """What this worker has learnt of its models' costs, kept across restarts.
 
-Owns one cost model per (model, runtime, kind of device, threads), the useful-token rates that
-heartbeats report, and the file that keeps the cost models. A file that cannot be read is an
-estimate less, never an error. Does not own the arithmetic (`shoal.core.cost`).
+Owns one cost model per (model, runtime, kind of device, threads), and the useful-token rates that
+heartbeats report. Does not own the arithmetic (`shoal.core.cost`).
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from shoal.catalog.schema import Entry
 from shoal.core.cost import CostModel, CostState, Work
 from shoal.core.types import Batch
-
-log = logging.getLogger(__name__)
+from shoal.worker.book import read_book, write_book
 
 MAX_KEPT = 1_000
 _SMOOTHING = 0.05
@@ -63,18 +57,9 @@ class CostBook:
     def __init__(self, file: Path, hardware: str) -> None:
         self._file = file
         self._hardware = hardware
-        self._kept = self._read()
+        self._kept = read_book(file, CostState)
         self._models: dict[str, CostModel] = {}
         self._rates: dict[str, Rates] = {}
-
-    def _read(self) -> dict[str, CostState]:
-        try:
-            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, CostState])
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("%s is not readable, costs are learnt anew: %s", self._file, error)
-            return {}
 
     def _key(self, entry: Entry) -> str:
         return f"{entry.key} {entry.runtime} {self._hardware}"
@@ -125,18 +110,11 @@ class CostBook:
             rates.text_tokens = _mix(rates.text_tokens, tokens)
 
     def save(self) -> None:
-        """Writes the file in one piece."""
+        """Writes the file."""
         for key, model in self._models.items():
             self._kept.pop(key, None)  # what is in use goes to the end: the oldest is the first
             self._kept[key] = model.state()
-        for key in list(self._kept)[:-MAX_KEPT]:
-            del self._kept[key]
-        part = self._file.with_suffix(f".{os.getpid()}.part")
-        try:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept), indent=1))
-            part.replace(self._file)
-        except OSError as error:
-            log.warning("costs cannot be kept: %s", error)
+        write_book(self._file, self._kept, MAX_KEPT)
 
 
 def _mix(old: float, new: float) -> float:

@@ -1,21 +1,17 @@
 """How much memory models take and how long they load, as measured here, kept across restarts.
 
-Owns the averages per (model, runtime, kind of device) and the file that keeps them, which
-`shoal plan --measured` reads. A file that cannot be read is an estimate less, never an error. Does
+Owns the averages per (model, runtime, kind of device); `shoal plan --measured` reads their file. Does
 not own measuring (the runtime process) or what the numbers are used for (`residency`).
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 
 import msgspec
 
 from shoal.catalog.schema import Entry
-
-log = logging.getLogger(__name__)
+from shoal.worker.book import read_book, write_book
 
 MAX_KEPT = 1_000
 _SMOOTHING = 0.5
@@ -37,17 +33,8 @@ class SizeBook:
     def __init__(self, file: Path, hardware: str) -> None:
         self._file = file
         self._hardware = hardware
-        self._kept = self._read()
+        self._kept = read_book(file, Measured)
         self._corrections: dict[str, int] = {}
-
-    def _read(self) -> dict[str, Measured]:
-        try:
-            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, Measured])
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("%s is not readable, sizes are measured anew: %s", self._file, error)
-            return {}
 
     def _key(self, entry: Entry) -> str:
         return f"{entry.key} {entry.runtime} {self._hardware}"
@@ -83,18 +70,11 @@ class SizeBook:
             load_s = seen.load_s + _SMOOTHING * (load_s - seen.load_s)
         self._kept.pop(key, None)  # what is in use goes to the end: the oldest is the first
         self._kept[key] = Measured(size_bytes, load_s)
-        for old in list(self._kept)[:-MAX_KEPT]:
-            del self._kept[old]
 
     def on_out_of_memory(self, entry: Entry) -> None:
         """It needs more than was thought: the next plan makes more room for it."""
         self._corrections[entry.key] = int(self.size_bytes(entry) * _TOO_SMALL)
 
     def save(self) -> None:
-        """Writes the file in one piece."""
-        part = self._file.with_suffix(f".{os.getpid()}.part")
-        try:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept), indent=1))
-            part.replace(self._file)
-        except OSError as error:
-            log.warning("sizes cannot be kept: %s", error)
+        """Writes the file."""
+        write_book(self._file, self._kept, MAX_KEPT)
