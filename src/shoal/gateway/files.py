@@ -20,9 +20,8 @@ from shoal.catalog.schema import Entry
 from shoal.errors import InvalidRequest
 from shoal.gateway.ask import Ask
 from shoal.wire.envelope import Failure, Inputs
-from shoal.wire.media import Media, sniff
+from shoal.wire.media import Media, size_fault, sniff
 
-MAX_PIXELS: Final = 50_000_000
 _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[\w.+-]*)*;base64,")
 _ADDRESS = re.compile(r"(?i)(?:https?|ftp|file|s3|gs)://")
 _TAKEN_BY: Final = {"image": {"image", "document"}, "pdf": {"document"}, "audio": {"audio"}}
@@ -86,11 +85,9 @@ def good_file(entry: Entry, data: bytes, name: str) -> bytes:
             f"model `{entry.id}` takes {' or '.join(entry.inputs)}, and `{name}` is {_what(media)}",
             param=name,
         )
-    if media.pixels > MAX_PIXELS:
-        raise InvalidRequest(
-            f"`{name}` has {media.width} x {media.height} pixels; at most {MAX_PIXELS} are allowed",
-            param=name,
-        )
+    fault = size_fault(media.width, media.height)
+    if fault is not None:
+        raise InvalidRequest(f"`{name}` has {fault}", param=name)
     return data
 
 

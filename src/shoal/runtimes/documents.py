@@ -1,7 +1,7 @@
 """Documents as pictures: an image is one page, a PDF has many.
 
-Owns telling them apart, the most pages and how finely they are drawn. Imports its libraries when a
-document is read, not before. Does not own pictures (`images`) or what is found on a page.
+Owns telling them apart and how finely they are drawn. Imports its libraries when a document is
+read, not before. Does not own pictures (`images`) or what is found on a page.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidRequest
 from shoal.runtimes.images import read_image
-from shoal.wire.media import sniff
+from shoal.wire.media import MAX_PAGES, sniff
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# A page takes seconds, and one item is one batch: all of it must end within `run_timeout_s`.
-MAX_PAGES = 16
 # Enough for small print, and a page of A4 stays at two megapixels.
 DOTS_PER_INCH = 150
 _POINTS_PER_INCH = 72

@@ -1,12 +1,14 @@
 """What a file is, by its first bytes: picture, document or sound, how large, and what it costs.
 
-Owns reading headers: nothing is decompressed and no library is used, so that the gateway can refuse
-and both it and the worker can count before anything is decoded. Does not own whether the rest of
-the file is sound: the runtime that decodes it says so. Every look at a file is bounded.
+Owns the most of a file that is read, and reading headers: nothing is decompressed and no library
+is used, so that the gateway can refuse and both it and the worker can count before anything is
+decoded. Does not own whether the rest of the file is sound: the runtime that decodes it says so.
+Every look at a file is bounded.
 
 The cost in tokens, so that files share queues with texts: one for each 1,024 pixels of a picture,
 as many as a picture of A4 at 150 dpi for each page of a document, one for each 20 ms of sound.
-Where a header does not say, the bytes are asked at the usual rates.
+Where a header does not say, the bytes are asked at the usual rates. Nothing costs more than the
+largest file that is read: a header may claim what it likes, and what is larger is refused cheaply.
 """
 
 from __future__ import annotations
@@ -15,9 +17,18 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Final, Literal
 
 Kind = Literal["image", "pdf", "audio", "unknown"]
+
+# The most of a file that is read. A page takes seconds, and one item is one batch: all of it must
+# end within `run_timeout_s`. So must a sound, at about nine seconds of it a second, twice over.
+MAX_PIXELS: Final = 50_000_000
+MAX_PAGES: Final = 16
+MAX_SOUND_S: Final = 600
+# JPEG's own limit. What is longer and a few pixels wide takes gigabytes to be made square.
+MAX_SIDE_PX: Final = 65_535
 
 PIXELS_PER_TOKEN = 1_024
 TOKENS_PER_PAGE = 2_125
@@ -47,7 +58,7 @@ class Media:
     """What the header of a file says; 0 where it does not.
 
     format: `png`, `jpeg`, `wav`, ...; empty for what is not known. width, height: pixels of an
-    image. pages: of a document, counted or guessed. duration_s: of sound.
+    image. duration_s: of sound.
     """
 
     kind: Kind
@@ -55,7 +66,6 @@ class Media:
     size_bytes: int
     width: int = 0
     height: int = 0
-    pages: int = 0
     duration_s: float = 0.0
 
     @property
@@ -63,26 +73,42 @@ class Media:
         """Of an image; 0 where unknown."""
         return self.width * self.height
 
-    @property
-    def cost_tokens(self) -> int:
-        """What it costs to run, as the module says; at least 1."""
-        if self.kind == "image":
-            pixels = self.pixels or self.size_bytes / _BYTES_PER_PIXEL
-            return 1 + int(pixels / PIXELS_PER_TOKEN)
-        if self.kind == "pdf":
-            return max(1, self.pages) * TOKENS_PER_PAGE
-        if self.kind == "audio":
-            duration_s = self.duration_s or self.size_bytes / _SOUND_BYTES_PER_S
-            return 1 + int(duration_s * TOKENS_PER_S)
-        return TOKENS_PER_FILE
-
 
 def cost_tokens(data: bytes, kinds: Sequence[str]) -> int:
-    """What a file costs a model whose inputs are of these kinds: by what it is, unless any will do.
+    """What a file costs a model whose inputs are of these kinds, as the module says; at least 1.
 
     A model that takes every `file` looks at both ends of it, and not at what it is.
     """
-    return TOKENS_PER_FILE if "file" in kinds else sniff(data).cost_tokens
+    media = Media("unknown", "", len(data)) if "file" in kinds else sniff(data)
+    if media.kind == "image":
+        pixels = media.pixels or media.size_bytes / _BYTES_PER_PIXEL
+        return 1 + int(min(pixels, MAX_PIXELS) / PIXELS_PER_TOKEN)
+    if media.kind == "pdf":
+        return _pages(data) * TOKENS_PER_PAGE
+    if media.kind == "audio":
+        duration_s = media.duration_s or media.size_bytes / _SOUND_BYTES_PER_S
+        return 1 + int(min(duration_s, MAX_SOUND_S) * TOKENS_PER_S)
+    return TOKENS_PER_FILE
+
+
+def _pages(data: bytes) -> int:
+    """Of a PDF, counted up to `MAX_PAGES`; guessed where none can be seen from outside.
+
+    This reads the whole file, so only what is asked for its cost is searched for pages.
+    """
+    seen = sum(1 for _ in islice(_PDF_PAGE.finditer(data), MAX_PAGES))
+    # Pages inside compressed objects cannot be seen; then the size is asked.
+    return seen or min(MAX_PAGES, 1 + len(data) // _BYTES_PER_PAGE)
+
+
+def size_fault(width: int, height: int) -> str | None:
+    """Why a picture of so many pixels is not read; None where it is."""
+    if width * height <= MAX_PIXELS and max(width, height) <= MAX_SIDE_PX:
+        return None
+    return (
+        f"{width} x {height} pixels; at most {MAX_PIXELS} are read, "
+        f"and at most {MAX_SIDE_PX} along a side"
+    )
 
 
 def sniff(data: bytes) -> Media:
@@ -179,9 +205,7 @@ def _tiff_size(data: bytes) -> tuple[int, int]:
 def _document(data: bytes) -> Media | None:
     if b"%PDF-" not in data[:1024]:  # readers take some noise before it
         return None
-    # Pages inside compressed objects cannot be seen from outside; then the size is asked.
-    pages = sum(1 for _ in _PDF_PAGE.finditer(data)) or 1 + len(data) // _BYTES_PER_PAGE
-    return Media("pdf", "pdf", len(data), pages=pages)
+    return Media("pdf", "pdf", len(data))
 
 
 def _sound(data: bytes) -> Media | None:
