@@ -1,7 +1,7 @@
 """A file of what a worker has learnt, kept across restarts.
 
-Owns reading it and writing it in one piece. A file that cannot be read is an estimate less, never an
-error. Does not own what is in it (`costs`, `sizes`).
+Owns reading it and writing it in one piece. A file that cannot be read is an estimate less, never
+an error. Does not own what is in it (`costs`, `sizes`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How much memory models take and how long they load, as measured here, kept across restarts.
 
-Owns the averages per (model, runtime, kind of device); `shoal plan --measured` reads their file. Does
-not own measuring (the runtime process) or what the numbers are used for (`residency`).
+Owns the averages per (model, runtime, kind of device); `shoal plan --measured` reads their file.
+Does not own measuring (the runtime process) or what the numbers are used for (`residency`).
 """
 
 from __future__ import annotations
