@@ -14,6 +14,9 @@ import pytest
 
 from shoal.client import Client
 from shoal.errors import IdempotencyConflict
+from shoal.gateway.idempotency import Idempotency
+from shoal.queue.interface import QueueLimits
+from shoal.queue.memory import MemoryBroker, MemoryQueue
 from tests.conftest import NatsServer
 from tests.support.bad_files import WAV, form
 from tests.support.gateway_server import gateway_server
@@ -184,6 +187,20 @@ def test_idempotent_failure_of_the_model_is_not_kept(cluster):
     assert [a.status_code for a in answers] == [500, 500]
     assert "idempotent-replayed" not in answers[1].headers
     assert answers[0].json()["request_id"] != answers[1].json()["request_id"]
+
+
+@pytest.mark.parametrize(("fault", "kept"), [("crash", False), ("word " * 100, True)])
+def test_idempotent_answer_with_a_fault_that_may_pass_is_not_kept(fault, kept):
+    """An input that failed for no fault of its own is run again; one at fault is not."""
+    queue = MemoryQueue(MemoryBroker(QueueLimits()))
+    keeps = Idempotency(queue, ttl_s=60, inline_max_bytes=20_000)
+    with gateway_server(idempotency=keeps) as served:
+        body = {"model": "dense", "inputs": ["x", fault]}
+        answers = [post(served.url, "/v1/encode", body, "key") for _ in range(2)]
+        assert [a.status_code for a in answers] == [200, 200]
+        assert [a.json()["errors"][0]["index"] for a in answers] == [1, 1]
+        assert ("idempotent-replayed" in answers[1].headers) is kept
+        assert len(served.submits.jobs) == (1 if kept else 2)
 
 
 def test_idempotent_key_of_a_killed_gateway_is_free_again(cluster):

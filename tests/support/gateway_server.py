@@ -12,6 +12,7 @@ import uvloop
 
 from shoal.gateway.app import App
 from shoal.gateway.edge import EdgeLimits
+from shoal.gateway.idempotency import Idempotency
 from shoal.gateway.server import Server
 from shoal.settings import GatewaySettings
 from tests.support.local_submits import CATALOG, LocalSubmits
@@ -29,14 +30,16 @@ class Served:
 
 
 @contextmanager
-def gateway_server(*, send_bytes: int | None = None, **settings: object) -> Iterator[Served]:
+def gateway_server(
+    *, send_bytes: int | None = None, idempotency: Idempotency | None = None, **settings: object
+) -> Iterator[Served]:
     """Serves the app with a `LocalSubmits` until the block ends.
 
     send_bytes: about how much the system takes of an answer that nobody reads.
     """
     submits = LocalSubmits()
     chosen = GatewaySettings(**settings)
-    app = App(chosen, lambda: CATALOG, submits)
+    app = App(chosen, lambda: CATALOG, submits, idempotency=idempotency)
     listener = socket.socket()
     if send_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)

@@ -2,7 +2,7 @@
 
 Numbers and records follow from each input alone (crc32), so a crossed or reordered answer shows.
 Texts that begin with `fail:<code>` raise that error, `hold` waits until it is cancelled. Files that
-end in `broken` are at fault themselves.
+end in `broken` are at fault themselves, and `crash` takes a text alone down with its runtime.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.catalog.schema import Entry, Output
 from shoal.catalog.snapshot import Snapshot
-from shoal.errors import InputTooLong, InvalidRequest, from_code
+from shoal.errors import InputTooLong, InvalidRequest, RuntimeCrashed, ShoalError, from_code
 from shoal.gateway.jobs import Answer, Job
 from shoal.ipc.messages import HeadSpec
 from shoal.runtimes.null_records import LABELS as FOUND
@@ -153,11 +153,13 @@ class LocalSubmits:
         timing = Timing(queue_s=0.001, load_s=0.0, run_s=0.002)
         return Answer(self._result(job, well), sum(lengths), timing, failures)
 
-    def _fault(self, job: Job, one: str | bytes, length: int, i: int) -> InvalidRequest | None:
+    def _fault(self, job: Job, one: str | bytes, length: int, i: int) -> ShoalError | None:
         if isinstance(one, bytes):
             broken = one.endswith(b"broken")
             param = f"inputs[{i}]"
             return InvalidRequest("it is broken", param=param, input_index=i) if broken else None
+        if one == "crash":
+            return RuntimeCrashed("the runtime went away", input_index=i)
         if job.params.truncate or length <= job.entry.max_tokens:
             return None
         return InputTooLong(

@@ -21,14 +21,15 @@ from shoal.queue.memory import MemoryBroker, MemoryKept, MemoryQueue
 from tests.conftest import run, until
 
 LARGE = 4096
+MADE = (b"server-timing", b"x")
 
 
 class Runs:
     """A route's work: counts itself, waits for `gate`, raises `fault`."""
 
-    def __init__(self, body=b"answer", status=200) -> None:
+    def __init__(self, body=b"answer", status=200, *, final=True) -> None:
         self.count = 0
-        self.body, self.status = body, status
+        self.body, self.status, self.final = body, status, final
         self.fault: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -38,7 +39,7 @@ class Runs:
         await self.gate.wait()
         if self.fault is not None:
             raise self.fault
-        return Response(self.status, b"text/plain", self.body, [(b"server-timing", b"x")])
+        return Response(self.status, b"text/plain", self.body, [MADE], self.final)
 
 
 def gateways(**limits):
@@ -65,7 +66,7 @@ def test_idempotency_second_try_gets_the_kept_answer(body, status):
         again = await b.answer(asked(), work)
         assert work.count == 1
         assert (again.status, again.content_type, again.body) == (status, b"text/plain", body)
-        assert first.headers == [(b"server-timing", b"x")]
+        assert first.headers == [MADE]
         assert again.headers == [*first.headers, REPLAYED]
 
     run(main())
@@ -144,6 +145,23 @@ def test_idempotency_failed_first_leaves_nothing():
         work.fault = None
         assert REPLAYED not in (await b.answer(asked(), work)).headers
         assert work.count == 2
+
+    run(main())
+
+
+def test_idempotency_answer_that_is_not_final_leaves_nothing():
+    """An answer that another try may better is given once; who waited for it runs as well."""
+
+    async def main():
+        a, b = gateways()
+        work = Runs(final=False)
+        work.gate.clear()
+        tries = [asyncio.create_task(g.answer(asked(), work)) for g in (a, b)]
+        await until(lambda: work.count)
+        work.gate.set()
+        answers = await asyncio.gather(*tries)
+        assert work.count == 2
+        assert all((answer.body, answer.headers[-1]) == (b"answer", MADE) for answer in answers)
 
     run(main())
 

@@ -222,9 +222,11 @@ class App:
         n_inputs = len(inputs.texts) or len(inputs.ids) or len(inputs.blobs)
         self._traffic.add_work(route.name, n_inputs, answer.tokens)
         timing = [(b"server-timing", _server_timing(answer.timing))]
+        faults = (failure.error() for failure in answer.failures.values())
+        final = all(isinstance(fault, CallerError) for fault in faults)
         if isinstance(made, Text):
-            return Response(200, made.content_type, made.body.encode(), timing)
-        return Response(200, visit.form.content_type, visit.form.encode(made), timing)
+            return Response(200, made.content_type, made.body.encode(), timing, final)
+        return Response(200, visit.form.content_type, visit.form.encode(made), timing, final)
 
     def _ask(self, visit: Visit) -> Ask:
         return ask(visit.headers, visit.id, self._catalog(), self._settings, self._lanes)

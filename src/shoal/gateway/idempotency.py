@@ -3,8 +3,9 @@
 Owns the record of a key: who runs, what the answer was, and for which request. The first request
 with a key claims it in the kept records, which all gateways share, for as long as its own deadline
 and a little more; its answer then takes the claim's place for `idempotency_ttl_s`. Others with the
-key wait for that answer. An error after which another try may succeed leaves nothing behind, and
-neither does a client that left: the next try runs. Where the records cannot be reached, a request
+key wait for that answer. An error after which another try may succeed leaves nothing behind, also
+where it stands in an answer in the place of one input, and neither does a client that left: the
+next try runs. Where the records cannot be reached, a request
 with a key is refused, for it might run twice. Does not own the store (`shoal.queue`).
 """
 
@@ -101,9 +102,9 @@ class Idempotency:
     async def answer(self, asked: Once, run: Callable[[], Awaitable[Response]]) -> Response:
         """The answer of `run`, or the kept one of an earlier request with the key.
 
-        run: raises what leaves nothing behind; a response is kept. Raises `IdempotencyConflict`
-        where the key was of another request, `QueueUnavailable` where the store cannot be
-        reached, `DeadlineExceeded` while the first is still running.
+        run: raises what leaves nothing behind; a response is kept if it is final. Raises
+        `IdempotencyConflict` where the key was of another request, `QueueUnavailable` where the
+        store cannot be reached, `DeadlineExceeded` while the first is still running.
         """
         revision = await self._claim(asked)
         if revision is None:
@@ -120,10 +121,12 @@ class Idempotency:
         done = False
         try:
             response = await run()
-            done = True
+            done = response.final
         finally:
             if not done:
                 await self._release(asked, revision)
+        if not done:
+            return response
         # A client that leaves now may come again for this answer.
         await asyncio.shield(self._spawn(self._keep(asked, revision, response)))
         return response

@@ -41,12 +41,16 @@ _DOCS_POLICY = (
 
 
 class Response(msgspec.Struct):
-    """An HTTP answer that is ready to be sent."""
+    """An HTTP answer that is ready to be sent.
+
+    final: the same request would get the same again; else another try may do better.
+    """
 
     status: int
     content_type: bytes
     body: bytes
     headers: list[tuple[bytes, bytes]] = []
+    final: bool = True
 
 
 class Pages:
