@@ -33,3 +33,16 @@ def test_serve_guard_classifies(live_server):
     refused = httpx.post(f"{live_server}/v1/moderations", json=long, timeout=120)
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "input_too_long"
+
+
+def test_serve_guard_judges_the_beginning_of_a_long_text_where_told(live_server):
+    """With `truncate` what the guard reads is judged: the beginning, and nothing behind it."""
+    texts = [f"{INJECTION} {PLAIN * 200}", f"{PLAIN * 200} {INJECTION}"]
+    body = {"model": "nanoguard", "input": texts, "truncate": True}
+    answer = httpx.post(f"{live_server}/v1/moderations", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    scores = [one["category_scores"]["injection"] for one in answer.json()["results"]]
+    cut = {"model": "nanoguard", "input": PLAIN * 200, "truncate": True}
+    answer = httpx.post(f"{live_server}/v1/moderations", json=cut, timeout=120)
+    assert answer.json()["results"][0]["category_scores"]["injection"] == scores[1]
+    assert scores[0] != scores[1]

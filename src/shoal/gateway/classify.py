@@ -187,6 +187,13 @@ class ModerationsRequest(msgspec.Struct, forbid_unknown_fields=True):
         ModelName,
         Meta(description="A model that classifies; the default is an alias that a guard may have."),
     ] = "omni-moderation-latest"
+    truncate: Annotated[
+        bool,
+        Meta(
+            description="Judge only the beginning of a text that is longer than the guard reads; "
+            "false refuses it, for what was not read is not cleared."
+        ),
+    ] = False
 
 
 class Moderation(msgspec.Struct):
@@ -218,7 +225,8 @@ def moderations_job(body: ModerationsRequest, ask: Ask) -> Job:
                 param="input",
             )
         given = _content(given[0])
-    return ask.job("classify", entry, all_inputs_of(ask, entry, given, "input"), Params())
+    inputs = all_inputs_of(ask, entry, given, "input")
+    return ask.job("classify", entry, inputs, Params(truncate=body.truncate))
 
 
 def _content(part: ContentPart) -> str:
