@@ -201,6 +201,15 @@ def test_classify_takes_files_and_judges_labels_one_by_one(client):
     assert one["labels"] == [c["label"] for c in one["scores"] if c["score"] >= 0.5]
 
 
+def test_classify_refuses_to_judge_labels_one_by_one_without_logits(client):
+    """Where a model gives probabilities alone, `multi_label` is a 400 that names it."""
+    body = {"model": "files", "inputs": [{"data": "AAAA"}]}
+    assert ok(client.post("/v1/classify", json=body))["results"]
+    refused = client.post("/v1/classify", json=body | {"multi_label": True})
+    assert (refused.status_code, refused.json()["param"]) == (400, "multi_label")
+    assert "no logits" in refused.json()["message"]
+
+
 @pytest.fixture(scope="module")
 def official(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:

@@ -47,7 +47,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
         bool,
         Meta(
             description="Judge each label by itself: scores are the sigmoid of the logits, and "
-            "`labels` has those of at least `threshold`."
+            "`labels` has those of at least `threshold`. Refused where the model gives no logits."
         ),
     ] = False
     threshold: Annotated[
@@ -131,6 +131,12 @@ def classify_answer(
 ) -> ClassifyResponse:
     """Every input's labels, best first."""
     del form  # a float is a float in both
+    if body.multi_label and "logits" not in answer.result.arrays:
+        raise InvalidRequest(
+            f"model `{job.entry.id}` gives probabilities of labels that exclude each other, and no "
+            "logits by which to judge each label by itself",
+            param="multi_label",
+        )
     errors = input_errors(answer.failures)
     rows = in_places(_classes(answer.result, independent=body.multi_label), errors)
     results = [
