@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from shoal.clock import monotonic
 from shoal.errors import (
     InvalidRequest,
     ModelUnavailable,
@@ -29,7 +30,8 @@ MIB = 2**20
 CYCLES = 10
 # Allocators keep some of what they got; a leak of a model's weights is far more.
 SLACK_BYTES = 8 * MIB
-# One thread that is always busy, and what measuring costs.
+# One thread that is always busy, and what measuring costs. On a machine that is full, two threads
+# pass for one: this sees a fault where there is room for it.
 MOST_CPU_PER_S = 1.2
 LEAST_CPU_S = 0.4
 
@@ -213,10 +215,10 @@ def test_contract_two_models(hosted: Hosted):
 def test_contract_threads(hosted: Hosted):
     """Given one thread, it computes on no more than one at a time."""
     items = [hosted.item(inputs) for inputs in hosted.subject.inputs]
-    begun_s, run_s = hosted.cpu_s(), 0.0
-    while hosted.cpu_s() - begun_s < LEAST_CPU_S:
-        run_s += hosted.wait(hosted.connection.run(hosted.subject.entry.key, items)).run_s
-    assert hosted.cpu_s() - begun_s <= MOST_CPU_PER_S * run_s
+    before_s, begun_s = hosted.cpu_s(), monotonic()
+    while hosted.cpu_s() - before_s < LEAST_CPU_S:
+        hosted.run(items)
+    assert hosted.cpu_s() - before_s <= MOST_CPU_PER_S * (monotonic() - begun_s)
 
 
 def _joined(inputs) -> Inputs:
