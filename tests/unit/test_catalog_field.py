@@ -9,6 +9,7 @@ from shoal.catalog.load import FIELD, field, load
 from shoal.catalog.resolve import resolve_source
 from shoal.cli.docs import field_page
 from shoal.errors import CatalogError, ModelUnavailable, UnknownModel
+from shoal.gateway.classify import HARMLESS
 from shoal.runtimes import registry
 from shoal.runtimes.families import families
 
@@ -130,6 +131,13 @@ def test_field_states_the_pooling_of_every_text_embedder(entries):
         if "dense" in entry.outputs:
             text = (FIELD / f"{entry.id.replace('/', '--')}.yaml").read_text(encoding="utf-8")
             assert "\npooling: " in text, entry.id
+
+
+def test_field_names_the_classes_of_guards_whose_files_do_not(entries):
+    """Of these the entry says which class is harmless, by a name that moderations know."""
+    unnamed = [entry for entry in entries if "/llama-prompt-guard-2" in entry.id]
+    assert [entry.labels for entry in unnamed] == [["benign", "malicious"]] * 2
+    assert "benign" in HARMLESS
 
 
 @pytest.mark.parametrize("name", ["BAAI/bge-m3", "baai/bge-m3", "bge-m3"])

@@ -104,6 +104,19 @@ def test_classify_without_labels_is_a_bug():
         classify.classify_answer(body, job, answer(["x"], scores=np.ones((1, 3), np.float32)), JSON)
 
 
+def test_moderations_refuse_a_guard_whose_classes_have_no_names():
+    """Where a class is called LABEL_1 nothing says whether it is harm: refused, not flagged."""
+    body = classify.ModerationsRequest("x", "guard")
+    job = classify.moderations_job(body, asked())
+    scores = np.array([[0.9, 0.1]], np.float32)
+    with pytest.raises(InvalidRequest, match=r"`LABEL_0`.*`labels`") as refused:
+        classify.moderations_answer(body, job, answer(["LABEL_0", "LABEL_1"], scores=scores), JSON)
+    assert refused.value.param == "model"
+    named = answer(["benign", "malicious"], scores=scores)
+    (one,) = classify.moderations_answer(body, job, named, JSON).results
+    assert (one.flagged, one.category_scores) == (False, {"malicious": 0.1})
+
+
 def test_classify_takes_pairs():
     """Pairs become firsts and texts, in order."""
     body = classify.ClassifyRequest("pairs", [("a", "b"), ("c", "d")])

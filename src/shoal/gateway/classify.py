@@ -7,6 +7,7 @@ checks that all routes share (`ask`, `files`) or the scores.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -29,6 +30,8 @@ FLAGGED: Final = 0.5
 HARMLESS: Final = frozenset(
     ("safe", "sfw", "benign", "neutral", "normal", "none", "ok", "clean", "harmless", "legitimate")
 )
+# What a class is called where neither the files of a model nor its entry name it.
+_UNNAMED: Final = re.compile(r"LABEL_\d+")
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -246,8 +249,19 @@ def _content(part: ContentPart) -> str:
 def moderations_answer(
     body: ModerationsRequest, job: Job, answer: Answer, form: Form
 ) -> ModerationsResponse:
-    """The labels of harm with their scores."""
+    """The labels of harm with their scores.
+
+    Raises `InvalidRequest` for a model whose classes have no names: one of them says that nothing
+    is wrong, and nobody can tell which.
+    """
     del body, form
+    unnamed = next(filter(_UNNAMED.fullmatch, answer.result.labels), None)
+    if unnamed is not None:
+        raise InvalidRequest(
+            f"the classes of model `{job.entry.id}` have no names (`{unnamed}`), so that harm "
+            "cannot be told from what is harmless; its catalog entry can name them: `labels`",
+            param="model",
+        )
     kind = "image" if job.inputs.blobs else "text"
     results = []
     for classes in _classes(answer.result):
