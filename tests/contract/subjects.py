@@ -19,9 +19,9 @@ from PIL import Image
 from shoal.catalog.load import load
 from shoal.catalog.schema import Entry, Output
 from shoal.ipc.messages import RunItem
-from shoal.runtimes.images import MAX_PIXELS
 from shoal.runtimes.sounds import MAX_SOUND_S
 from shoal.wire.envelope import Inputs
+from shoal.wire.media import MAX_PIXELS
 from tests.contract.tainted import tainted_encoder, tainted_graph
 from tests.support.files import encoded, page, silence, spoken, wav
 from tests.support.runtime_models import MINILM, ids_of, item, package_path, reference_mean

@@ -176,6 +176,7 @@ def _images(images: str) -> list[Bad]:
         raw("sound", "audio", WAV),
         raw("nothing known", "no kind", b"hello"),
         raw("50 megapixels", "pixels", png_header(7072, 7072)),
+        raw("a very long side", "along a side", png_header(1, 65_536)),
         Bad(
             "images: embeddings of texts",
             "/v1/embeddings",

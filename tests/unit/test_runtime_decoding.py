@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shoal.errors import InvalidRequest, RuntimeUnavailable
-from shoal.runtimes.documents import MAX_PAGES, pages
+from shoal.runtimes.documents import pages
 from shoal.runtimes.files.order import reading_order
 from shoal.runtimes.files.vad import stretches
 from shoal.runtimes.holding import demand
-from shoal.runtimes.images import MAX_PIXELS, PREPARATIONS, prepared, read_image
+from shoal.runtimes.images import PREPARATIONS, prepared, read_image
 from shoal.runtimes.labels import wanted
-from shoal.runtimes.sounds import MAX_SOUND_S, RATE_HZ, read_sound
+from shoal.runtimes.sounds import RATE_HZ, read_sound
+from shoal.wire.media import MAX_PAGES, MAX_PIXELS, MAX_SIDE_PX, MAX_SOUND_S
 from tests.support.files import encoded, pdf, raw_pdf, recoded, silence, wav
 
 SMALL = Image.new("RGB", (40, 30), (250, 120, 10))
@@ -53,6 +54,14 @@ def test_image_over_the_limit_is_refused_before_it_is_decompressed():
         assert side * side > MAX_PIXELS
         with pytest.raises(InvalidRequest, match="pixels"):
             read_image(claiming(side))
+
+
+@pytest.mark.parametrize("size", [(1, MAX_SIDE_PX + 1), (MAX_SIDE_PX + 1, 1)])
+def test_image_with_a_side_over_the_limit_is_refused(size):
+    """Few pixels as they are: made square for a network they would take gigabytes."""
+    assert read_image(encoded(Image.new("1", (MAX_SIDE_PX, 1)), "PNG")).width == MAX_SIDE_PX
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_SIDE_PX} along a side"):
+        read_image(encoded(Image.new("1", size), "PNG"))
 
 
 def claiming(side: int) -> bytes:
@@ -150,6 +159,17 @@ def test_sound_that_ends_too_soon_is_read_as_far_as_it_goes():
     """Half of a file gives half of its sound."""
     whole = wav(TONE)
     assert len(read_sound(whole[: len(whole) // 2])) == pytest.approx(len(TONE) / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(("kind", "codec"), [("mp3", "libmp3lame"), ("adts", "aac")])
+def test_sound_is_read_on_after_a_damaged_part(kind, codec):
+    """Only what was in the damaged packets is missing."""
+    blob = recoded(wav(np.tile(TONE, 6)), kind, codec)
+    whole = len(read_sound(blob))
+    at = len(blob) // 4
+    noise = np.random.default_rng(0).bytes(200)
+    damaged = blob[:at] + noise + blob[at + len(noise) :]
+    assert whole * 0.8 < len(read_sound(damaged)) <= whole
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Pictures as arrays: reading their bytes within limits, and making them ready for a network.
 
-Owns which formats are read, the most pixels, and the usual preparations of image networks. Imports
-Pillow when a picture is read, not before. Does not own documents (`documents`) or networks.
+Owns which formats are read, and the usual preparations of image networks. Imports Pillow when a
+picture is read, not before. Does not own documents (`documents`) or networks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InvalidRequest
+from shoal.wire.media import MAX_PIXELS, size_fault
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Floats = npt.NDArray[np.float32]
 
-MAX_PIXELS = 50_000_000
 # Neither of those that Pillow hands to other programs (EPS) nor of those that nobody sends.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 # What Pillow's readers raise at bytes that are no picture after all; it has no base for them.
@@ -74,7 +74,7 @@ def read_image(blob: bytes) -> Image:
     """The picture as RGB, upright (its camera's orientation applied), what is clear on white.
 
     Raises `InvalidRequest` for bytes that are no whole picture of `FORMATS`, and for more than
-    `MAX_PIXELS` pixels, before they are decompressed.
+    `MAX_PIXELS` pixels or a side longer than `MAX_SIDE_PX`, before they are decompressed.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -84,7 +84,9 @@ def read_image(blob: bytes) -> Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its size, which is checked here
             image = Image.open(io.BytesIO(blob), formats=FORMATS)
-            _check_size(image.width, image.height)
+            fault = size_fault(image.width, image.height)
+            if fault is not None:
+                raise InvalidRequest(f"the image has {fault}")
             image.load()
             return _on_white(ImageOps.exif_transpose(image))
     except Image.DecompressionBombError as error:
@@ -94,13 +96,6 @@ def read_image(blob: bytes) -> Image:
         raise InvalidRequest(f"the bytes are no image of a known format ({known})") from error
     except _BROKEN as error:
         raise InvalidRequest(f"the image is broken: {error}") from error
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise InvalidRequest(
-            f"the image has {width} x {height} pixels, and at most {MAX_PIXELS} are read"
-        )
 
 
 def _on_white(image: Image) -> Image:

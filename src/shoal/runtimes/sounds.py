@@ -1,8 +1,8 @@
 """Sound as samples: reading files of the usual formats within limits.
 
-Owns which formats are read, the longest sound, and turning it into one channel at 16 kHz. Uses
-PyAV, which brings FFmpeg's readers with it and is imported when a sound is read, not before. Does
-not own what is heard.
+Owns which formats are read and turning them into one channel at 16 kHz. Uses PyAV, which brings
+FFmpeg's readers with it and is imported when a sound is read, not before. Does not own what is
+heard.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InvalidRequest
-from shoal.wire.media import sniff
+from shoal.wire.media import MAX_SOUND_S, sniff
 
 Floats = npt.NDArray[np.float32]
 
 RATE_HZ = 16_000
-# As long as a batch may take at about nine seconds of sound a second, and as much again.
-MAX_SOUND_S = 600
 # A reader is named, never guessed: some of FFmpeg's are play lists that open other files.
 _READERS = {
     "wav": "wav",
@@ -87,14 +85,18 @@ def _mono(file: io.BytesIO, reader: str) -> Iterator[npt.NDArray[np.int16]]:
 
 
 def _readable(container: Any) -> Iterator[Any]:
-    """The frames that can be decoded; damaged ones are passed over."""
+    """The frames that can be decoded; packets with damaged ones are passed over."""
     import av
 
-    frames = container.decode(audio=0)
+    packets = container.demux(audio=0)
     while True:
         try:
-            yield next(frames)
-        except StopIteration:
+            packet = next(packets, None)
+        except av.error.InvalidDataError:  # the file ends in the middle of one
             return
+        if packet is None:
+            return
+        try:
+            yield from packet.decode()
         except av.error.InvalidDataError:
             continue
