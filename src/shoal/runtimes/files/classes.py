@@ -6,7 +6,7 @@ file becomes a row, or the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,23 @@ from shoal.wire.envelope import Result
 
 Floats = npt.NDArray[np.float32]
 Row = npt.NDArray[Any]
+# `scores`, and `logits` where the graph gives them: float32 [n, k] each.
+Judged = Mapping[str, Floats]
 
 # Rows that run as one: more of them only take more memory.
 _BLOCK = 16
-_SMALLEST = np.finfo(np.float32).tiny
 
 
 def classify(
     items: Sequence[RunItem],
     labels: Sequence[str],
     read: Callable[[bytes], Row],
-    chances: Callable[[Row], Floats],
+    judge: Callable[[Row], Judged],
 ) -> Outcomes:
-    """A result with `scores` and `logits`, float32 [n, k], for each item.
+    """A result with `scores`, and with `logits` where there are any, float32 [n, k], for each item.
 
-    read: makes a row of a file. chances: probabilities float32 [n, k] of stacked rows. The logits
-    are the logarithms of the probabilities, which is what they are up to a constant.
+    read: makes a row of a file. judge: what the network says of stacked rows. Probabilities do not
+    say what the logits were: those of one row may all have been high, or all low.
     """
     rows: list[Row] = []
     ends: list[int | ShoalError] = []
@@ -48,26 +49,28 @@ def classify(
         except ShoalError as error:
             ends.append(error)
     blocks = [np.stack(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)]
-    scores: Floats = np.empty((0, len(labels)), np.float32)
-    if blocks:
-        scores = np.concatenate([chances(block) for block in blocks])
+    judged = [judge(block) for block in blocks]
+    names = judged[0] if judged else {}
+    arrays = {name: np.concatenate([one[name] for one in judged]) for name in names}
     outcomes: Outcomes = []
     begin = 0
     for item, end in zip(items, ends, strict=True):
         if isinstance(end, ShoalError):
             outcomes.append(end)
             continue
-        outcomes.append(_result(item, labels, scores[begin:end]))
+        found = {name: array[begin:end] for name, array in arrays.items()}
+        outcomes.append(_result(item, labels, found))
         begin = end
     return outcomes
 
 
-def _result(item: RunItem, labels: Sequence[str], scores: Floats) -> Result | ShoalError:
-    if not np.isfinite(scores).all():
+def _result(item: RunItem, labels: Sequence[str], found: Judged) -> Result | ShoalError:
+    if not all(np.isfinite(array).all() for array in found.values()):
         return RunFailed("the network's numbers are not finite")
     asked = wanted(labels, item.params.labels)
     columns = [at for at, label in enumerate(labels) if label in asked]
-    kept = np.ascontiguousarray(scores[:, columns], np.float32)
-    logits = np.log(np.maximum(kept, _SMALLEST))
-    names = [labels[at] for at in columns]
-    return Result({"scores": Array.of(kept), "logits": Array.of(logits)}, names)
+    kept = {
+        name: Array.of(np.ascontiguousarray(array[:, columns], np.float32))
+        for name, array in found.items()
+    }
+    return Result(kept, [labels[at] for at in columns])

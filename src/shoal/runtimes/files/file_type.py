@@ -19,11 +19,10 @@ import numpy.typing as npt
 from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.checkpoint import locate
-from shoal.runtimes.files.classes import classify
+from shoal.runtimes.files.classes import Judged, classify
 from shoal.runtimes.holding import Outcomes
 from shoal.runtimes.onnx.session import Session
 
-Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 _TEXT, _UNKNOWN = "txt", "unknown"
@@ -50,7 +49,7 @@ class FileType:
 
     def run(self, items: Sequence[RunItem]) -> Outcomes:
         """Scores of all kinds for every file."""
-        return classify(items, self._labels, self._ends, self._chances)
+        return classify(items, self._labels, self._ends, self._judge)
 
     def _ends(self, blob: bytes) -> Ints:
         """The file's first and last bytes without outer white space, int32 [begin + end]."""
@@ -67,12 +66,12 @@ class FileType:
         row[len(row) - len(end) :] = np.frombuffer(end, np.uint8)
         return row
 
-    def _chances(self, rows: Ints) -> Floats:
+    def _judge(self, rows: Ints) -> Judged:
         feeds = {self._session.inputs[0].name: np.maximum(rows, 0)}
         found = self._session.run(self._session.outputs[0].name, feeds) @ self._sums
         for mark, label in ((-1, _TEXT), (-2, _UNKNOWN)):
             found[rows[:, 0] == mark] = np.eye(1, len(self._labels), self._labels.index(label))
-        return np.asarray(found, np.float32)
+        return {"scores": np.asarray(found, np.float32)}
 
 
 def _is_text(blob: bytes) -> bool:

@@ -20,7 +20,7 @@ from shoal.core.spelling import did_you_mean
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.checkpoint import locate
-from shoal.runtimes.files.classes import classify
+from shoal.runtimes.files.classes import Judged, classify
 from shoal.runtimes.heads import softmax
 from shoal.runtimes.holding import Outcomes
 from shoal.runtimes.images import PREPARATIONS, prepared, read_image
@@ -59,14 +59,16 @@ class ImageClassifier:
 
     def run(self, items: Sequence[RunItem]) -> Outcomes:
         """Scores of all classes for every image."""
-        return classify(items, self._labels, self._pixels, self._chances)
+        return classify(items, self._labels, self._pixels, self._judge)
 
     def _pixels(self, blob: bytes) -> Floats:
         return prepared(read_image(blob), self._size_px, self._how)
 
-    def _chances(self, pixels: Floats) -> Floats:
+    def _judge(self, pixels: Floats) -> Judged:
         found = self._forward(pixels)
-        return found if self._ends_in_softmax else softmax(found)
+        if self._ends_in_softmax:
+            return {"scores": found}
+        return {"scores": softmax(found), "logits": found}
 
     def _forward(self, pixels: Floats) -> Floats:
         """The graph's first output, float32 [n, k], for pixels float32 [n, h, w, 3]."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL.Image import Image, Resampling
 
-from shoal.errors import ModelUnavailable
+from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.documents import pages
@@ -93,6 +93,8 @@ class Layout:
         ready = (pixels - _vector(*how.mean)) / _vector(*how.scale)
         feeds = {self._session.inputs[0].name: ready.transpose(2, 0, 1)[None].astype(np.float32)}
         found = self._session.run_all(feeds)
+        if not all(np.isfinite(array).all() for array in found):
+            raise RunFailed("the network's numbers are not finite")
         half = len(found) // 2
         levels = range(half)
         boxes = np.concatenate([self._boxes(found[half + i][0], i) for i in levels])

@@ -8,15 +8,16 @@ order (`order`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 from PIL.Image import new as new_image
 
-from shoal.errors import ModelUnavailable
+from shoal.clock import monotonic
+from shoal.errors import CapacityError, InvalidRequest, ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.documents import pages
 from shoal.runtimes.files.order import reading_order
@@ -29,6 +30,11 @@ _DOUBTFUL = 0.85
 # The library enlarges a page until its shorter side is long enough to find lines on: a slender one
 # would become huge.
 _MOST_SLENDER = 4
+# It makes larger pages smaller, but not before copying them as they are.
+_LONGEST_SIDE_PX = 4_096
+# A batch that is not done within `run_timeout_s` costs the process. A dense page takes twenty
+# seconds on a core, and the last one may begin at the very end of this time.
+MAX_READING_S = 90.0
 _BLANK_PX = 320
 
 
@@ -57,24 +63,30 @@ class Ocr:
         blank = np.full((_BLANK_PX, _BLANK_PX, 3), 255, np.uint8)
         self._ocr(blank, use_det=False, use_cls=True, use_rec=True)
         self._ocr(blank, use_det=True)
+        for part in (self._ocr.text_det, self._ocr.text_cls, self._ocr.text_rec):
+            part.session = _finite(part.session)
         self.memory_bytes = sum(path.stat().st_size for path in files.values())
 
     def run(self, items: Sequence[RunItem]) -> Outcomes:
         """A record with the lines of each page, for every input."""
-        return each(items, self._answer)
+        alone, until_s = len(items) == 1, monotonic() + MAX_READING_S
 
-    def _answer(self, item: RunItem) -> Result:
-        return Result(
-            records=each_blob(
-                item,
-                lambda blob: pack(Record(pages=[self._page(p, item.params) for p in pages(blob)])),
-            )
+        def record(blob: bytes, params: Params) -> Record:
+            in_time = _in_time(pages(blob), until_s, alone=alone)
+            return Record(pages=[self._page(page, params) for page in in_time])
+
+        return each(
+            items,
+            lambda item: Result(
+                records=each_blob(item, lambda blob: pack(record(blob, item.params)))
+            ),
         )
 
     def _page(self, image: Image, params: Params) -> Page:
         least = _LEAST_SCORE if params.threshold is None else params.threshold
         # The library reads blue, green, red.
-        pixels = np.ascontiguousarray(np.asarray(_stout(image))[:, :, ::-1])
+        small = _shrunk(image)
+        pixels = np.ascontiguousarray(np.asarray(_stout(small))[:, :, ::-1])
         found = self._read(pixels, turn=False)
         if _certainty(found) < _DOUBTFUL:
             # The graph that says which lines are upside down errs on upright ones now and then.
@@ -82,6 +94,7 @@ class Ocr:
         if found.boxes is None:
             return Page(image.width, image.height)
         corners = np.asarray(found.boxes, np.float32).reshape(-1, 4, 2)
+        corners *= np.float32(image.width / small.width), np.float32(image.height / small.height)
         upright = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
         lines = [
             TextBox(
@@ -99,9 +112,46 @@ class Ocr:
         return self._ocr(pixels, use_det=True, use_cls=turn, use_rec=True, text_score=0.0)
 
 
+def _in_time(images: Iterator[Image], until_s: float, *, alone: bool) -> Iterator[Image]:
+    """The pages that can begin in time; an error instead of the first that cannot.
+
+    alone: nothing else in the batch has taken the time.
+    """
+    for number, image in enumerate(images, 1):
+        if monotonic() >= until_s:
+            if alone:
+                raise InvalidRequest(
+                    f"page {number} was not reached within the {MAX_READING_S:.0f} s that the "
+                    "inputs may take together; send fewer or emptier pages at a time"
+                )
+            raise CapacityError("the pages of other requests took all of the batch's time")
+        yield image
+
+
 def _certainty(found: Any) -> float:
     """The mean score of the lines; of a page without any it is 1, for there is no doubt."""
     return 1.0 if found.boxes is None else float(np.mean(found.scores))
+
+
+def _finite(session: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The graph again; the library would take numbers that are none for a page without text."""
+
+    def checked(pixels: Any) -> Any:
+        found = session(pixels)
+        if not np.isfinite(found).all():
+            raise RunFailed("the network's numbers are not finite")
+        return found
+
+    return checked
+
+
+def _shrunk(image: Image) -> Image:
+    """The page itself, or a smaller one where a side is very long."""
+    ratio = _LONGEST_SIDE_PX / max(image.size)
+    if ratio >= 1:
+        return image
+    width, height = (max(1, round(side * ratio)) for side in image.size)
+    return image.resize((width, height), Resampling.BILINEAR)
 
 
 def _stout(image: Image) -> Image:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import ModelUnavailable
+from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.holding import Outcomes, each, each_blob
@@ -74,7 +74,10 @@ class VoiceActivity:
             block = np.ascontiguousarray(windows[at : at + _BLOCK_FRAMES])
             chances, h, c = self._session.run_all({"input": block, "h": h, "c": c})
             found.append(chances.ravel())
-        return np.concatenate(found)
+        every = np.concatenate(found)
+        if not np.isfinite(every).all():
+            raise RunFailed("the network's numbers are not finite")
+        return every
 
 
 def stretches(chances: Floats, threshold: float, duration_s: float) -> Iterator[Segment]:

@@ -21,7 +21,7 @@ import torch
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.checkpoint import read_weights
-from shoal.runtimes.files.classes import classify
+from shoal.runtimes.files.classes import Judged, classify
 from shoal.runtimes.heads import softmax
 from shoal.runtimes.holding import each_blob
 from shoal.runtimes.images import PREPARATIONS, prepared, read_image
@@ -66,7 +66,7 @@ class LoadedPictures:
         """An outcome for each item, in order."""
         del block_tokens  # nothing is padded
         asked = [item for item in items if item.task == "classify"]
-        classified = iter(classify(asked, self._labels, self._pixels, self._chances))
+        classified = iter(classify(asked, self._labels, self._pixels, self._judge))
         outcomes: list[Result | ShoalError] = [
             next(classified) if item.task == "classify" else self._encode(item) for item in items
         ]
@@ -99,9 +99,9 @@ class LoadedPictures:
             ]
         return np.concatenate(found)
 
-    def _chances(self, pixels: Floats) -> Floats:
-        """Probabilities of the classes, float32 [n, k], of pictures [n, size, size, 3]."""
+    def _judge(self, pixels: Floats) -> Judged:
+        """What the network says of pictures float32 [n, size, size, 3]."""
         with mapped_errors(self.spec.key), torch.inference_mode():
             network = self._network
             logits: Floats = network.logits(network.vectors(pixels)).cpu().numpy()
-        return softmax(logits)
+        return {"scores": softmax(logits), "logits": logits}
