@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from shoal.bundles.definition import read
 from shoal.bundles.shelf import Shelf
 from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
-from shoal.ipc.messages import ItemDone, RunItem
+from shoal.ipc.messages import ItemDone, Ran, RunItem
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Params, Result
 from tests.conftest import run
@@ -54,19 +54,24 @@ def cache(tmp_path_factory):
     return folder
 
 
-def answers(cache: Path, model, *items: RunItem, block_tokens: int | None = None):
-    """The outcomes of a batch in a runtime process of its own, and the padded tokens."""
+def ran(cache: Path, model, *items: RunItem, block_tokens: int | None = None) -> Ran:
+    """What becomes of a batch in a runtime process of its own."""
     shelf = Shelf(cache / "bundles", read())
     found = []
 
     async def main():
         async with started(shelf, shelf.named("candle"), "candle") as (_, connection):
             await connection.load(model)
-            ran = await connection.run(model.key, list(items), block_tokens)
-            found.extend([*map(outcome, ran.items), ran.padded_tokens])
+            found.append(await connection.run(model.key, list(items), block_tokens))
 
     run(main(), timeout_s=60)
-    return found[:-1], found[-1]
+    return found[0]
+
+
+def answers(cache: Path, model, *items: RunItem, block_tokens: int | None = None):
+    """The outcomes of a batch in a runtime process of its own, and the padded tokens."""
+    done = ran(cache, model, *items, block_tokens=block_tokens)
+    return [outcome(one) for one in done.items], done.padded_tokens
 
 
 def outcome(done: ItemDone) -> Result | ShoalError:
@@ -150,6 +155,17 @@ def test_candle_faults_of_an_item_are_its_own(cache):
     assert "302 tokens and the model takes 256" in too_long.message
     assert all(isinstance(each, InvalidRequest) for each in (sparse, wide, score))
     assert cosines(array(cut, "dense"), array(well, "dense")).min() >= 0.999999
+
+
+def test_candle_text_that_is_too_long_fails_alone(cache):
+    """In a partial item its neighbours are answered, and it has its own error."""
+    texts = ["a", "word " * 300, "b"]
+    items = (encode("mixed", texts, partial=True), encode("alone", ["a", "b"]))
+    mixed, alone = ran(cache, minilm(cache), *items).items
+    assert list(mixed.failures) == [1]
+    assert mixed.failures[1].code == InputTooLong.code
+    found, expected = (array(outcome(one), "dense") for one in (mixed, alone))
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_candle_decoder_pools_the_last_token(cache, tmp_path):

@@ -11,8 +11,10 @@ from safetensors.numpy import load_file, save_file
 from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
 
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed
-from shoal.ipc.messages import HeadSpec
+from shoal.ipc.messages import HeadSpec, Run
+from shoal.runtimes.host import Host
 from shoal.runtimes.registry import create
+from shoal.wire.envelope import decode_result
 from tests.support.runtime_models import (
     SPLADE,
     array,
@@ -245,7 +247,14 @@ def test_a_sequence_of_numbers_that_are_not_finite_fails_alone(runtime, cache_di
             ],
         )
         assert isinstance(ran.outcomes[1], RunFailed)
-        assert "input 1 gave numbers that are not finite" in ran.outcomes[1].message
+        assert ran.outcomes[1].input_index == 1
+        partial = item("p", [*good, [30, 99, 31], *fine], params=params | {"partial": True})
+        (parted,) = Host(runtime).handle(Run(1, "m@1", [partial])).items
+        assert [(at, one.code) for at, one in parted.failures.items()] == [(1, RunFailed.code)]
+        counts = {
+            name: found.shape[0] for name, found in decode_result(parted.result).arrays.items()
+        }
+        assert counts["dense" if outputs == ["dense"] else "sparse_counts"] == 2
         for at, sequences in ((0, good), (2, fine)):
             alone = run_one(runtime, item("i", sequences, params=params))
             name = "dense" if outputs == ["dense"] else "sparse_values"

@@ -13,7 +13,7 @@ from shoal.runtimes import registry
 from shoal.runtimes.host import Host
 from shoal.runtimes.interface import RanItems
 from shoal.wire.arrays import Array
-from shoal.wire.envelope import Result
+from shoal.wire.envelope import Params, Result, decode_result
 
 GOOD = Result({"dense": Array.of(np.ones((1, 2), np.float32))})
 
@@ -64,6 +64,47 @@ def test_host_splits_a_lost_batch_until_the_culprit_is_alone():
         runtime, done = run("a", "b", culprit, "c", "d")
         assert done == {"a": "good", "b": "good", culprit: code, "c": "good", "d": "good"}
         assert runtime.calls.count([culprit]) == 1
+
+
+def null_run(*items):
+    host = Host(registry.create("null", "cpu", 1))
+    options = {"dim": 4, "nan": "bad"}
+    host.handle(Load(1, ModelSpec("m", "", "", ["encode", "score"], options=options)))
+    return host.handle(Run(2, "m", list(items))).items
+
+
+def sent(name, *texts, task="encode", layout="single", partial=True):
+    params = Params(partial=partial)
+    return RunItem(name, task, [1] * len(texts), layout, texts=list(texts), params=params)
+
+
+def test_host_lets_an_input_of_a_partial_item_fail_alone():
+    """The others have the result that they have without it; an item that is not partial fails."""
+    mixed, without, lost, whole = null_run(
+        sent("mixed", "a", "bad", "b", "bad"),
+        sent("without", "a", "b"),
+        sent("lost", "bad", "bad"),
+        sent("whole", "a", "bad", partial=False),
+    )
+    assert decode_result(mixed.result) == decode_result(without.result)
+    assert {at: (f.code, f.input_index) for at, f in mixed.failures.items()} == {
+        1: (RunFailed.code, 1),
+        3: (RunFailed.code, 3),
+    }
+    assert (without.failures, whole.failures) == ({}, {})
+    assert (bytes(lost.result), list(lost.failures), lost.failure) == (b"", [0, 1], None)
+    assert (whole.failure.code, whole.failure.input_index) == (RunFailed.code, 1)
+
+
+def test_host_fails_a_partial_item_whole_with_its_query():
+    """A document fails alone; what is wrong with the query is wrong with every document."""
+    documents, query = null_run(
+        sent("documents", "q", "a", "bad", task="score", layout="shared"),
+        sent("query", "bad", "a", "b", task="score", layout="shared"),
+    )
+    assert list(documents.failures) == [1]
+    assert decode_result(documents.result).arrays["scores"].shape == [1]
+    assert (query.failure.param, query.failures) == ("query", {})
 
 
 @pytest.mark.parametrize(

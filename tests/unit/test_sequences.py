@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InputTooLong, InvalidRequest
 from shoal.ipc.messages import RunItem
+from shoal.runtimes.inputs import alone
 from shoal.runtimes.pooling import Hidden, pieces
 from shoal.runtimes.sequences import Limits, TokenSequence, cut, end_to_end, pad
 
@@ -37,15 +38,15 @@ def test_items_are_cut_at_their_lengths(id_bytes):
 @pytest.mark.parametrize(
     ("item", "kind", "says"),
     [
-        (sent([9], range(9)), InputTooLong, "input 0 has 9 tokens, the model takes 8"),
-        (sent([1, 9], range(10), layout="shared"), InputTooLong, "document 0 has 9"),
+        (sent([9], range(9)), InputTooLong, "the input has 9 tokens, the model takes 8"),
+        (sent([1, 9], range(10), layout="shared"), InputTooLong, "the input has 9"),
         (sent([9, 1], range(10), layout="shared"), InputTooLong, "the query has 9"),
-        (sent([1, 1, 9], range(11), layout="pairs"), InputTooLong, "input 1 has 9"),
-        (sent([1, 0], [1]), InvalidRequest, "input 1 has no tokens"),
+        (sent([1, 1, 9], range(11), layout="pairs"), InputTooLong, "the input has 9"),
+        (sent([1, 0], [1]), InvalidRequest, "the input has no tokens"),
         (sent([2], [1, 100]), InvalidRequest, "token id 100, the vocabulary ends at 99"),
         (sent([2], [1]), InvalidRequest, "do not fit"),
         (sent([1, 1], [1, 2], second_at=[1]), InvalidRequest, "second_at"),
-        (sent([1], [1], second_at=[3]), InvalidRequest, "input 0"),
+        (sent([1], [1], second_at=[3]), InvalidRequest, "the input"),
         (RunItem("i", "encode", [1], ids=b"123", id_bytes=3), InvalidRequest, "do not fit"),
     ],
 )
@@ -53,6 +54,29 @@ def test_what_cannot_be_run_is_named(item, kind, says):
     """Too long, empty, unknown or inconsistent: the error says which input, as a caller counts."""
     with pytest.raises(kind, match=says):
         cut(item, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({"second_at": [1, 0, 2, 0]}, [[[1, 2]], [[3]], [[4, 5]], [[6]]]),
+        ({"layout": "shared"}, [[[1, 2], [3]], [[1, 2], [4, 5]], [[1, 2], [6]]]),
+        ({"layout": "pairs"}, [[[1, 2], [3]], [[4, 5], [6]]]),
+        ({"owners": [0, 1, 1, 2]}, [[[1, 2]], [[3], [4, 5]], [[6]]]),
+    ],
+)
+def test_an_item_of_one_input_has_all_of_its_sequences(fields, sequences):
+    """A query goes with each document, both texts with their pair, all windows with their text."""
+    offsets = np.arange(12, dtype="<u4").tobytes()
+    item = sent([2, 1, 2, 1], [1, 2, 3, 4, 5, 6], offsets=offsets, **fields)
+    parts = alone(item)
+    assert [[one.ids.tolist() for one in cut(part, LIMITS)] for part in parts] == sequences
+    for part in parts:
+        where = [(2 * token - 2, 2 * token - 1) for one in cut(part, LIMITS) for token in one.ids]
+        assert np.frombuffer(part.offsets, "<u4").reshape(-1, 2).tolist() == [*map(list, where)]
+        assert not any(part.owners)
+    if "second_at" in fields:
+        assert [part.second_at for part in parts] == [[1], [0], [2], [0]]
 
 
 def test_equal_sequences_are_equal_only_with_the_same_second_text():

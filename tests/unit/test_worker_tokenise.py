@@ -124,6 +124,24 @@ def test_partial_item_of_faults_alone_has_nothing_to_run(tokeniser):
     assert [type(ready.failures[i]) for i in (0, 1)] == [InvalidRequest, InputTooLong]
 
 
+def test_empty_input_is_refused_where_it_is_tokenised(tmp_path):
+    """A text of which no token is left is the caller's fault, and fails alone."""
+    write_tokenizer(tmp_path / "tokenizer.json")
+    bare = Tokeniser(tmp_path / "tokenizer.json", ROOM, bare=True)
+    inputs = Inputs(texts=["anna", " ", "bob"])
+    ready = prepare(entry(), TRAITS, bare, sent("encode", partial=True), inputs)
+    assert ids_of(ready.run_item) == [[4, 5], [8, 9]]
+    assert ready.failures[1].message == "the input has no tokens"
+    with pytest.raises(InvalidRequest, match="no tokens") as refused:
+        prepare(entry(), TRAITS, bare, sent("encode"), inputs)
+    assert refused.value.input_index == 1
+    with pytest.raises(InvalidRequest, match="the query has no tokens") as refused:
+        prepare(
+            entry(), TRAITS, bare, sent("score", partial=True), Inputs(texts=["bob"], query=" ")
+        )
+    assert refused.value.param == "query"
+
+
 def test_partial_score_fails_as_a_whole_with_its_query(tokeniser):
     """No document can be scored against a query that is too long."""
     inputs = Inputs(texts=["bob", LONG], query=LONG)

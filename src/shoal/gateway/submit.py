@@ -33,7 +33,6 @@ from shoal.gateway.fleet import Fleet
 from shoal.gateway.jobs import Answer, Job
 from shoal.queue.interface import Queue
 from shoal.settings import GatewaySettings
-from shoal.wire.arrays import concat
 from shoal.wire.envelope import (
     EMPTY,
     Cancel,
@@ -365,11 +364,6 @@ def _join(parts: Sequence[_Part]) -> Answer:
         raise failures[min(failures)].error()
     if len(parts) == 1:
         return Answer(results[0], parts[0].tokens, parts[0].timing, failures)
-    first = results[0]
-    if any(result.arrays.keys() != first.arrays.keys() for result in results):
-        raise Bug("the items of one request came back with different outputs")
-    arrays = {name: concat([result.arrays[name] for result in results]) for name in first.arrays}
-    records = [record for result in results for record in result.records]
     slowest = max((part.timing for part in parts), key=lambda t: t.queue_s + t.run_s)
     tokens = sum(part.tokens for part in parts)
-    return Answer(Result(arrays, first.labels, records), tokens, slowest, failures)
+    return Answer(Result.join(results), tokens, slowest, failures)

@@ -194,11 +194,16 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", omit_defaults=True):
 
 
 class ItemDone(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item's end: `result` (MessagePack of `shoal.wire.envelope.Result`) or `failure`."""
+    """One item's end: `result` (MessagePack of `shoal.wire.envelope.Result`) or `failure`.
+
+    failures: inputs that failed alone, by their index in the `RunItem`; the result is that of the
+    others, empty where none is left. Only where `Params.partial` asked for it.
+    """
 
     item: str
     result: msgspec.Raw = EMPTY
     failure: Failure | None = None
+    failures: dict[int, Failure] = {}
 
 
 class Ran(msgspec.Struct, frozen=True, tag="ran", omit_defaults=True):

@@ -35,8 +35,8 @@ from shoal.runtimes.bert import read_config
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.entities import Tags
 from shoal.runtimes.heap import give_back
+from shoal.runtimes.inputs import fault
 from shoal.runtimes.interface import RanItems
-from shoal.runtimes.sequences import place
 from shoal.wire.envelope import Result
 
 Floats = npt.NDArray[np.float32]
@@ -176,8 +176,8 @@ class Embedder:
     def _answer(self, item: RunItem, vectors: Floats) -> Result | ShoalError:
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
-            where = place(item, int(bad[0]))
-            return RunFailed(f"{self._spec.key}: {where} gave numbers that are not finite")
+            what, about = fault(item, int(bad[0]))
+            return RunFailed(f"{self._spec.key}: {what} gave numbers that are not finite", **about)
         try:
             return self._answers.answer(item, Numbers(vectors))
         except ShoalError as error:
@@ -186,13 +186,11 @@ class Embedder:
 
 def _too_long(item: RunItem, index: int, tokens: int, most: int) -> InputTooLong:
     """The refusal of the text at `index`, as the worker words it for runtimes that take ids."""
-    shift = 1 if item.layout == "shared" else 0
-    which = None if index < shift else (index - shift) // (2 if item.layout == "pairs" else 1)
+    what, about = fault(item, index)
     return InputTooLong(
-        f"{place(item, index)} has {tokens} tokens and the model takes {most}; shorten it or set "
+        f"{what} has {tokens} tokens and the model takes {most}; shorten it or set "
         "`truncate` to true",
-        param="query" if which is None else None,
-        input_index=which,
+        **about,
     )
 
 

@@ -2,8 +2,9 @@
 
     python -m shoal.runtimes.host --fd N --runtime NAME --device cpu --threads 1
 
-Owns mapping what a runtime raises, splitting a lost batch to find its culprit, and measuring
-memory and time. Does not own queueing, policy, or models (the runtime's).
+Owns mapping what a runtime raises, splitting a lost batch to find its culprit, letting inputs at
+fault fail alone where an item is `partial`, and measuring memory and time. Does not own queueing,
+policy, or models (the runtime's).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 import psutil
+from msgspec import structs
 
 from shoal.clock import monotonic
 from shoal.errors import (
@@ -48,9 +50,10 @@ from shoal.ipc.messages import (
 from shoal.ipc.server import RuntimeServer, refuse
 from shoal.runtimes.device import device_memory
 from shoal.runtimes.heap import give_back
+from shoal.runtimes.inputs import alone
 from shoal.runtimes.interface import RanItems, Runtime
 from shoal.runtimes.registry import create
-from shoal.wire.envelope import Failure, Result
+from shoal.wire.envelope import EMPTY, Failure, Result
 
 log = logging.getLogger(__name__)
 
@@ -140,13 +143,21 @@ class Host:
     def _run(self, call: Run) -> Ran:
         begun_s = monotonic()
         ran = self._attempt(call.key, call.items, call.block_tokens)
-        done = [
-            ItemDone(item.item, result=msgspec.Raw(_encode(outcome)))
-            if isinstance(outcome, Result)
-            else ItemDone(item.item, failure=Failure.of(outcome))
-            for item, outcome in zip(call.items, ran.outcomes, strict=True)
-        ]
-        return Ran(call.seq, done, monotonic() - begun_s, ran.padded_tokens)
+        padded_tokens = ran.padded_tokens
+        done: list[ItemDone] = []
+        for item, outcome in zip(call.items, ran.outcomes, strict=True):
+            if isinstance(outcome, Result):
+                done.append(ItemDone(item.item, result=msgspec.Raw(_encode(outcome))))
+                continue
+            parts = alone(item)
+            if len(parts) == 1 or not item.params.partial or outcome.input_index is None:
+                done.append(ItemDone(item.item, failure=Failure.of(outcome)))
+                continue
+            # One of its inputs is at fault, and the others may be as well: each runs by itself.
+            tried = self._attempt(call.key, parts, call.block_tokens)
+            padded_tokens += tried.padded_tokens
+            done.append(_joined(item, tried.outcomes))
+        return Ran(call.seq, done, monotonic() - begun_s, padded_tokens)
 
     def _attempt(self, key: str, items: Sequence[RunItem], block_tokens: int | None) -> RanItems:
         """Runs items; when the whole batch is lost, each half on its own."""
@@ -181,6 +192,18 @@ class Host:
                 outcomes[at] = again.outcomes[0]
                 padded_tokens += again.padded_tokens
         return RanItems(outcomes, padded_tokens)
+
+
+def _joined(item: RunItem, outcomes: Sequence[Result | ShoalError]) -> ItemDone:
+    """What becomes of an item whose inputs ran by themselves."""
+    good = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    failures = {
+        at: structs.replace(Failure.of(outcome), input_index=at)
+        for at, outcome in enumerate(outcomes)
+        if isinstance(outcome, ShoalError)
+    }
+    result = msgspec.Raw(_encode(Result.join(good))) if good else EMPTY
+    return ItemDone(item.item, result, failures=failures)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from shoal.core.types import TASKS
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError, WeightsMissing
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.runtimes.inputs import fault
 from shoal.runtimes.interface import RanItems
 from shoal.runtimes.null_records import record
 from shoal.wire.arrays import Array
@@ -184,7 +185,8 @@ def numbers(inputs: Sequence[str | bytes], dim: int) -> Floats:
 def _answer(model: _Model, item: RunItem, vectors: Floats) -> Result | ShoalError:
     if model.nan is not None and model.nan in item.texts:
         at = item.texts.index(model.nan)
-        return RunFailed(f"{model.spec.key}: input {at} gave numbers that are not finite")
+        what, about = fault(item, at)
+        return RunFailed(f"{model.spec.key}: {what} gave numbers that are not finite", **about)
     for at, blob in enumerate(item.blobs):
         if blob.endswith(_BROKEN):
             return InvalidRequest("the file is broken", input_index=at)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shoal.errors import InputTooLong, InvalidRequest
 from shoal.ipc.messages import RunItem
+from shoal.runtimes.inputs import fault
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.uint32]
@@ -74,18 +75,16 @@ def cut(item: RunItem, limits: Limits) -> list[TokenSequence]:
 
 def _check(sequence: TokenSequence, index: int, item: RunItem, limits: Limits) -> None:
     length = len(sequence)
+    what, about = fault(item, index)
     if length > limits.tokens:
-        raise InputTooLong(
-            f"{place(item, index)} has {length} tokens, the model takes {limits.tokens}",
-            param="input",
-        )
+        raise InputTooLong(f"{what} has {length} tokens, the model takes {limits.tokens}", **about)
     if not length or not 0 <= sequence.second_at <= length:
-        raise InvalidRequest(f"{place(item, index)} has no tokens", param="input")
+        raise InvalidRequest(f"{what} has no tokens", **about)
     if limits.vocab and int(sequence.ids.max()) >= limits.vocab:
         raise InvalidRequest(
-            f"{place(item, index)} has token id {int(sequence.ids.max())}, "
+            f"{what} has token id {int(sequence.ids.max())}, "
             f"the vocabulary ends at {limits.vocab - 1}",
-            param="input",
+            **about,
         )
 
 
@@ -98,15 +97,6 @@ def places(item: RunItem) -> list[Places]:
         raise InvalidRequest(f"item {item.item}: its offsets and lengths do not fit each other")
     flat = np.frombuffer(item.offsets, "<u4").reshape(-1, 2)
     return np.split(flat, np.cumsum(item.lengths)[:-1])
-
-
-def place(item: RunItem, index: int) -> str:
-    """What a person calls the sequence at `index` of an item."""
-    if item.owners:
-        return f"input {item.owners[index]}"
-    if item.layout == "shared":
-        return f"document {index - 1}" if index else "the query"
-    return f"input {index // 2 if item.layout == 'pairs' else index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ Does not own how the bytes are carried (`shoal.queue`) or what a task's numbers 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
 
 from shoal.core.types import Lane, Task
-from shoal.errors import ShoalError, from_code
-from shoal.wire.arrays import Array
+from shoal.errors import Bug, ShoalError, from_code
+from shoal.wire.arrays import Array, concat
 
 VERSION = 1
 
@@ -150,6 +150,15 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     arrays: dict[str, Array] = {}
     labels: list[str] = []
     records: list[msgspec.Raw] = []
+
+    @classmethod
+    def join(cls, parts: Sequence[Result]) -> Result:
+        """One result of several, their inputs end to end. Raises `Bug` where they do not fit."""
+        first = parts[0]
+        if any(part.arrays.keys() != first.arrays.keys() for part in parts):
+            raise Bug("results with different outputs cannot be one")
+        arrays = {name: concat([part.arrays[name] for part in parts]) for name in first.arrays}
+        return cls(arrays, first.labels, [record for part in parts for record in part.records])
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):

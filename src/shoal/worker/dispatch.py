@@ -191,7 +191,7 @@ class Dispatch:
             await self._residents.renew(device, line.entry.runtime, "ran out of memory")
         for done in ran.items:
             if done.failure is None:
-                await self._held.succeed(done.item, done.result, ran.run_s)
+                await self._held.succeed(done, ran.run_s)
             else:
                 await self._held.fail(done.item, done.failure.error())
 
@@ -236,4 +236,4 @@ class Dispatch:
 
 def _is_whole(ran: Ran | ShoalError) -> bool:
     """Whether all of a batch ran: what was refused in a moment says nothing of what work costs."""
-    return isinstance(ran, Ran) and all(done.failure is None for done in ran.items)
+    return isinstance(ran, Ran) and not any(done.failure or done.failures for done in ran.items)

@@ -12,13 +12,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec import structs
 
 from shoal.clock import monotonic, wall
 from shoal.core.delivery import judge
 from shoal.errors import QueueUnavailable, ShoalError
-from shoal.ipc.messages import RunItem
+from shoal.ipc.messages import ItemDone, RunItem
 from shoal.queue.interface import Delivery, Queue
 from shoal.wire.envelope import EMPTY, DeadLetter, Envelope, Failure, Outcome, Timing, encode
 from shoal.worker.sent import SentOutcomes
@@ -106,16 +105,17 @@ class Held:
             self.empty.set()
         return item
 
-    async def succeed(self, item_id: str, result: msgspec.Raw, run_s: float) -> None:
-        """Sends an item's result."""
+    async def succeed(self, done: ItemDone, run_s: float) -> None:
+        """Sends an item's result, with the failures of those of its inputs that have none."""
+        item_id = done.item
         item = self._items.get(item_id)
         if item is None or item.run_item is None:
             return
         waited_s = max(0.0, item.started_s - item.arrived_s - item.load_s)
         outcome = Outcome(
             item_id,
-            result=result,
-            failures=_wire(item.failures),
+            result=done.result,
+            failures=_wire(item.failures) | _counted(done.failures, item.failures),
             tokens=sum(item.run_item.lengths),
             timing=Timing(item.queued_s + waited_s, item.load_s, run_s),
             worker=self._worker,
@@ -243,3 +243,14 @@ class Held:
 
 def _wire(failures: dict[int, ShoalError]) -> dict[int, Failure]:
     return {index: Failure.of(error) for index, error in failures.items()}
+
+
+def _counted(failed: dict[int, Failure], left_out: Iterable[int]) -> dict[int, Failure]:
+    """Failures of inputs that ran, counted with those that were left out before."""
+    counted: dict[int, Failure] = {}
+    for at, failure in failed.items():
+        own = at
+        for missing in sorted(left_out):
+            own += missing <= own
+        counted[own] = structs.replace(failure, input_index=own)
+    return counted

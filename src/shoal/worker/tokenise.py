@@ -158,14 +158,17 @@ class Tokeniser:
         return ids
 
 
-def _too_long(index: int | None, tokens: int, max_tokens: int) -> InputTooLong:
-    what = "the query" if index is None else "the input"
-    return InputTooLong(
-        f"{what} has {tokens} tokens and the model takes {max_tokens}; shorten it or set "
-        "`truncate` to true",
-        param="query" if index is None else None,
-        input_index=index,
+def _faulty(kind: type[CallerError], index: int | None, why: str) -> CallerError:
+    what, param = ("the query", "query") if index is None else ("the input", None)
+    return kind(f"{what} {why}", param=param, input_index=index)
+
+
+def _too_long(index: int | None, tokens: int, max_tokens: int) -> CallerError:
+    why = (
+        f"has {tokens} tokens and the model takes {max_tokens}; shorten it or set `truncate` to "
+        "true"
     )
+    return _faulty(InputTooLong, index, why)
 
 
 def prepare(
@@ -227,7 +230,13 @@ class _Cutter:
         self._spans = entry.options.get("special_tokens") is False
 
     def sequences(self, one: _Text | _Ids) -> list[_Sequence]:
-        """Raises `CallerError`."""
+        """The sequences of an input, none of them empty. Raises `CallerError`."""
+        made = self._cut(one)
+        if not all(sequence.ids for sequence in made):
+            raise _faulty(InvalidRequest, one.index, "has no tokens")
+        return made
+
+    def _cut(self, one: _Text | _Ids) -> list[_Sequence]:
         if isinstance(one, _Ids):
             if self._windows:
                 raise InvalidRequest("extract takes texts, not token ids", param="inputs")
