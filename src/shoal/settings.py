@@ -236,6 +236,16 @@ def other_environment(more: Mapping[str, str]) -> dict[str, str]:
     return kept | dict(more)
 
 
+def runtime_environment(threads: int, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a runtime process that computes with so many threads: `given`, else ours.
+
+    Libraries of linear algebra make their threads when they are imported, before a runtime can
+    tell them: one for each core, unless these variables say otherwise.
+    """
+    pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return dict(os.environ if given is None else given) | dict.fromkeys(pools, str(threads))
+
+
 def child_environment(
     settings: ServeSettings, kind: type[GatewaySettings | WorkerSettings], **more: str
 ) -> dict[str, str]:

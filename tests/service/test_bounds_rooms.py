@@ -11,6 +11,7 @@ import sys
 import threading
 
 import httpx
+import psutil
 import pytest
 
 from shoal.catalog.schema import Entry, Output
@@ -37,6 +38,7 @@ from shoal.worker.costs import MAX_KEPT, CostBook
 from shoal.worker.held import Held
 from shoal.worker.intake import MAX_CANCELLED, Intake
 from shoal.worker.sent import MAX_REQUESTS, SentOutcomes
+from shoal.worker.supervise import RuntimeProcess
 from tests.conftest import run
 from tests.support.gateway_server import gateway_server
 from tests.support.raw_http import connect, post, until
@@ -179,6 +181,22 @@ def test_bounds_questions_for_lost_outcomes():
         assert len(got) == MAX_REQUESTS
 
     run(main())
+
+
+def test_bounds_threads_of_a_runtime(monkeypatch):
+    """Linear algebra gets as many as the worker gives, whatever its own environment says."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+
+    async def claim() -> None:
+        process = RuntimeProcess("null", device="cpu#0", threads=1, on_lost=lambda: None)
+        try:
+            await process.connection()
+            environ = psutil.Process(process.pid).environ()
+            assert {environ["OMP_NUM_THREADS"], environ["OPENBLAS_NUM_THREADS"]} == {"1"}
+        finally:
+            await process.stop()
+
+    run(claim())
 
 
 def test_bounds_calls_to_a_runtime():

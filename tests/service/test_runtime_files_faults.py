@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import cv2
 import numpy as np
 import onnx
 import pytest
@@ -59,6 +60,13 @@ def save(path, nodes, inputs, outputs, constants=()):
 def outcome(runtime, key, blob, task="extract"):
     (one,) = runtime.run(key, [RunItem("i", task, [1], blobs=[blob])]).outcomes
     return one
+
+
+def test_ocr_computes_with_as_many_threads_as_it_is_given(files):
+    """The library that prepares its pictures would take all cores of the machine."""
+    cv2.setNumThreads(3)
+    files.load(ModelSpec("ocr", str(models()), "", ["extract"], family="ocr"))
+    assert cv2.getNumThreads() == 1
 
 
 def test_ocr_whose_detector_gives_no_numbers_fails(files, tmp_path):

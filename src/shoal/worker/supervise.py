@@ -18,6 +18,7 @@ from shoal.errors import RuntimeCrashed, RuntimeUnavailable, ShoalError
 from shoal.ipc.child import Backoff, Child, Command
 from shoal.ipc.client import RuntimeConnection
 from shoal.ipc.messages import Hello
+from shoal.settings import runtime_environment
 from shoal.worker.memory import resident_bytes
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class RuntimeProcess:
             ],
             module="shoal.runtimes.host",
             python=home.python if home is not None else sys.executable,
-            environment=home.environment if home is not None else None,
+            environment=runtime_environment(self._threads, home.environment if home else None),
         )
         begun_s = monotonic()
         try:

@@ -42,8 +42,10 @@ class Ocr:
     """The three graphs and the library's steps between them."""
 
     def __init__(self, spec: ModelSpec, *, device: str, threads: int) -> None:
+        import cv2
         from rapidocr import RapidOCR
 
+        cv2.setNumThreads(threads)  # of this process: all its models have as many
         files = {part: _only(Path(spec.path), part, spec.key) for part in ("det", "cls", "rec")}
         kind, _, index = device.partition(":")
         engine = "EngineConfig.onnxruntime"
