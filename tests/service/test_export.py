@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import BertForSequenceClassification, BertForTokenClassification
 
 from shoal.catalog.load import load
+from shoal.catalog.resolve import model_spec
 from shoal.cli.export import export as export_model
 from shoal.errors import ModelUnavailable
 from shoal.runtimes.onnx.export import export
@@ -92,6 +95,57 @@ def test_float32_export_of_a_token_classifier_finds_the_same(runtime, tmp_path):
     ]
     assert found[0]
     assert found[0] == found[1]
+
+
+def described(folder, **fields):
+    """A catalog of one entry over a folder of weights, which gets a tokenizer."""
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(120)})).save(
+        str(folder / "tokenizer.json")
+    )
+    catalog = folder / "catalog"
+    catalog.mkdir()
+    entry = {"id": "own", "runtime": "onnx", "source": folder.as_uri(), "max_tokens": 40, **fields}
+    (catalog / "own.yaml").write_text(json.dumps(entry))
+    return catalog
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"problem_type": "multi_label_classification"}, {"tasks": ["classify"]}),
+        ({}, {"tasks": ["classify"], "labels": ["x", "y", "z"]}),
+        ({}, {"tasks": ["classify"], "options": {"multi_label": True}}),
+        (
+            {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}},
+            {"tasks": ["score"], "scorer": "joint", "options": {"positive": "entailment"}},
+        ),
+    ],
+    ids=["several-labels", "named", "told-so", "joint"],
+)
+def test_export_of_a_classifier_answers_as_its_source_does(runtime, tmp_path, config, fields):
+    """What is exported from a catalog is loaded from the new one: equal classes and scores."""
+    folder = save_tiny(BertForSequenceClassification, tmp_path / "m", num_labels=3, **config)
+    catalog = described(folder, **fields)
+    export_model("own", catalog, tmp_path / "out", int8=False)
+    sent = item("i", tiny_ids(9, 30), fields["tasks"][0], second_at=[4, 8])
+    found = []
+    for entry in (*load(catalog).entries, *load(tmp_path / "out").entries):
+        spec_of_it = model_spec(entry, tmp_path)
+        runtime.load(spec_of_it)
+        found.append(run_one(runtime, sent, spec_of_it.key))
+    source, exported = found
+    assert exported.labels == source.labels
+    for name in ("scores", "logits"):
+        np.testing.assert_allclose(array(exported, name), array(source, name), atol=1e-5)
+
+
+def test_export_refuses_vectors_beside_a_classifier_of_its_own(tmp_path):
+    """One graph is read in one way."""
+    folder = save_tiny(BertForSequenceClassification, tmp_path / "m", num_labels=3)
+    fields = {"outputs": {"dense": {"dim": 32}}, "labels": ["x", "y", "z"]}
+    catalog = described(folder, tasks=["encode", "classify"], **fields)
+    with pytest.raises(ModelUnavailable, match="one of the two"):
+        export_model("own", catalog, tmp_path / "out", int8=False)
 
 
 def test_export_refuses_what_it_cannot_write(tmp_path):

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from shoal.runtimes.onnx.export import Comparison
 
 _TEXTS_PER_ITEM = 16
+# What says how a model is read, whatever computes it; other options are the source's runtime's.
+_KEPT_OPTIONS = ("positive", "multi_label", "special_tokens")
 
 
 def export(model: str, catalog: Path | None, out: Path, *, int8: bool) -> None:
@@ -98,7 +100,13 @@ def _exported(entry: Entry, *, int8: bool) -> Entry:
     tier = "int8" if int8 else "onnx"
     if "encode" in entry.tasks and not set(entry.outputs) - {"sparse"}:
         raise ModelUnavailable(f"`{entry.id}` gives sparse vectors alone; those are not exported")
-    joint = entry.scorer == "joint"
+    # Its own classifier is in the graph, whose logits are then all that is read of it.
+    own = entry.scorer == "joint" or ("classify" in entry.tasks and "classify" not in entry.heads)
+    if own and "encode" in entry.tasks:
+        raise ModelUnavailable(
+            f"`{entry.id}` encodes and has a classifier of its own; a graph does one of the two"
+        )
+    options = {name: entry.options[name] for name in _KEPT_OPTIONS if name in entry.options}
     return structs.replace(
         entry,
         id=f"{entry.id}-{tier}",
@@ -109,8 +117,8 @@ def _exported(entry: Entry, *, int8: bool) -> Entry:
         verified="family",
         weights="model.onnx",
         tokenizer=None,
-        pooling="none" if joint else entry.pooling,
-        options={"output": "logits"} if joint else {},
+        pooling="none" if own else entry.pooling,
+        options=options | {"output": "logits"} if own else options,
         outputs={name: shape for name, shape in entry.outputs.items() if name != "sparse"},
         digests={},
         pinned=False,

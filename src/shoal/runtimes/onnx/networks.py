@@ -188,7 +188,12 @@ class GraphNetwork:
         if self._axes == 2:
             found = labels_of(config, last if isinstance(last, int) else 0)
             labels = called(found, spec.labels, spec.key)
-            self.classifier = Head((), labels, positive=positive_of(labels, spec))
+            self.classifier = Head(
+                (),
+                labels,
+                positive=positive_of(labels, spec),
+                independent=config.get("problem_type") == "multi_label_classification",
+            )
         self.memory_bytes = path.stat().st_size
 
     def hidden(self, group: Sequence[TokenSequence]) -> Hidden:
