@@ -102,10 +102,10 @@ class Hosted:
         """Resident memory of the process."""
         return self.wait(self.connection.memory()).process_bytes
 
-    def cpu_s(self) -> float:
-        """Processor time that the process has used, all its threads together."""
-        used = psutil.Process(self.hello.pid).cpu_times()
-        return used.user + used.system
+    def thread_cpu_s(self) -> dict[int, float]:
+        """Processor time that each thread of the process has used, by its id."""
+        threads = psutil.Process(self.hello.pid).threads()
+        return {one.id: one.user_time + one.system_time for one in threads}
 
     def spec(self, entry: Entry) -> ModelSpec:
         """What the runtime is told of an entry."""
