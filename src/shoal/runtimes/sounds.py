@@ -98,5 +98,5 @@ def _readable(container: Any) -> Iterator[Any]:
             return
         try:
             yield from packet.decode()
-        except av.error.InvalidDataError:
+        except av.error.FFmpegError:  # damage can look like any wish that a decoder cannot fulfil
             continue
