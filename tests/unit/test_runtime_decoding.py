@@ -163,14 +163,15 @@ def test_sound_that_ends_too_soon_is_read_as_far_as_it_goes():
 
 @pytest.mark.parametrize(("kind", "codec"), [("mp3", "libmp3lame"), ("adts", "aac")])
 def test_sound_is_read_on_after_a_damaged_part(kind, codec):
-    """Only what was in the damaged packets is missing."""
-    blob = recoded(wav(np.tile(TONE, 6)), kind, codec)
+    """Only what was in the damaged packets is missing; noise may claim to be a long one."""
+    hiss = np.random.default_rng(1).normal(0, 0.02, 6 * len(TONE)).astype(np.float32)
+    blob = recoded(wav(np.tile(TONE, 6) + hiss), kind, codec)
     whole = len(read_sound(blob))
     at = len(blob) // 4
     for seed in range(4):
-        noise = np.random.default_rng(seed).bytes(200)
+        noise = np.random.default_rng(seed).bytes(800)
         damaged = blob[:at] + noise + blob[at + len(noise) :]
-        assert whole * 0.8 < len(read_sound(damaged)) <= whole
+        assert whole * 0.6 < len(read_sound(damaged)) <= whole
 
 
 @pytest.mark.parametrize(
