@@ -4,7 +4,9 @@ A runtime is used by one thread at a time. It knows nothing of queues, sockets o
 host (`shoal.runtimes.host`) reads calls, measures memory and maps what a runtime raises.
 
 Outcomes are per item: `run` returns one `Result` or one `ShoalError` for each item, in order. A
-runtime raises only when the whole batch is lost (the host then splits it to find the culprit).
+runtime raises only when the whole batch is lost (the host then splits it to find the culprit). An
+error that is about one input says which by `input_index`: where the item is `partial`, the host
+then runs each of its inputs by itself.
 """
 
 from __future__ import annotations
