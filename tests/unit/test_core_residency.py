@@ -219,6 +219,16 @@ def test_residency_pinned_and_least_copies_load_without_demand():
         assert len(planner().plan(held([], [demand("m", **fields)]), NOW)) == loads
 
 
+def test_residency_never_goes_below_the_least_copies_in_one_plan():
+    """Two copies that nobody asks for, and room that is short of both: one of them stays."""
+    idle = demand("m", 60, min_copies=1, idle_timeout_s=1.0)
+    copies = [copy("m", 60), copy("m", 60, device="e")]
+    timed_out = held(copies, [idle], devices=("d", "e"))
+    assert len(planner().plan(timed_out, NOW)) == 1
+    tight = held(copies, [replace(idle, idle_timeout_s=None)], devices=("d", "e"), budget=10)
+    assert len(planner().plan(tight, NOW)) == 1
+
+
 def test_residency_replica_is_loaded_when_the_backlog_pays_for_it():
     """A long backlog puts a second copy on an idle device; a short one does not."""
     for backlog_s, actions in ((100.0, 1), (3.0, 0)):

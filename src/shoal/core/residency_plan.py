@@ -104,6 +104,12 @@ class _View:
         """Copies of a model, here and elsewhere, loads under way included."""
         return self._here[demand.model] + demand.elsewhere
 
+    def spare(self, model: str) -> int:
+        """Loaded copies of a model that its `min_copies` can do without."""
+        here = sum(copy.model == model for copy in self.copies)
+        demand = self.demands.get(model)
+        return here if demand is None else here - max(0, demand.min_copies - demand.elsewhere)
+
     def in_memory(self, memory: Memory) -> list[Copy]:
         return [copy for copy in self.copies if copy.device in memory.devices]
 
@@ -129,6 +135,8 @@ class _View:
 
     def evict(self, copy: Copy, why: str) -> Evict:
         self.copies.remove(copy)
+        if self.spare(copy.model) <= 0:  # what is left of it is to be there
+            self.kept |= {copy.model}
         self._here[copy.model] -= 1
         self.room_bytes[self.memory_of[copy.device].name] += copy.size_bytes
         return Evict(copy.model, copy.device, why)
@@ -213,7 +221,9 @@ class ResidencyPlanner:
                 for copy in self._least(view, busy, left_bytes, now) or busy:
                     yield Close(copy.model, copy.device, why)
                 view.reserved.add(memory.name)
-            yield from (view.evict(copy, why) for copy in victims)
+            for copy in victims:
+                if copy.model not in view.kept:  # one that went before may have been to spare
+                    yield view.evict(copy, why)
 
     def _claims(self, view: _View, now: float) -> list[Claim]:
         """What is wanted, the strongest first."""
@@ -349,9 +359,13 @@ class ResidencyPlanner:
             ),
         )
         chosen: list[Copy] = []
+        spare = {copy.model: view.spare(copy.model) for copy in ranked}
         for copy in ranked:
             if short_bytes <= 0:
                 break
+            spare[copy.model] -= 1
+            if spare[copy.model] < 0:
+                continue
             chosen.append(copy)
             short_bytes -= copy.size_bytes
         if short_bytes > 0:
