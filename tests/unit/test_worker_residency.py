@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from shoal.bundles.shelf import Shelf
+from shoal.catalog.estimate import UNKNOWN_MIB
 from shoal.catalog.schema import Entry
 from shoal.errors import (
     ModelUnavailable,
@@ -49,6 +50,16 @@ def test_sizes_are_measured_smoothed_and_kept(tmp_path):
     again = SizeBook(tmp_path / "memory.json", "cpux1")
     assert again.size_bytes(ENTRY) == book.size_bytes(ENTRY)
     assert SizeBook(tmp_path / "memory.json", "cudax1").measured(ENTRY) is None
+
+
+def test_sizes_are_guessed_by_the_weights_where_the_entry_says_nothing(tmp_path):
+    """Five mebibytes of weights are a small model; weights that are not here are unknown."""
+    (tmp_path / "model.safetensors").write_bytes(b"x" * (5 * MIB))
+    book = SizeBook(tmp_path / "memory.json", "cpux1")
+    entry = Entry(id="new", tasks=["encode"], source=f"file://{tmp_path}")
+    assert 5 * MIB < book.size_bytes(entry) < 64 * MIB
+    gone = msgspec.structs.replace(entry, id="gone", source=f"file://{tmp_path}/none")
+    assert book.size_bytes(gone) == UNKNOWN_MIB * MIB
 
 
 def test_sizes_grow_after_a_load_that_did_not_fit(tmp_path):

@@ -20,6 +20,7 @@ from shoal.catalog.schema import Entry
 from shoal.catalog.sources import (
     HUB,
     TOKENIZER_PICKLE,
+    WEIGHT_SUFFIXES,
     is_remote,
     source_fault,
     tokenizer_files,
@@ -193,6 +194,22 @@ def _weights_root(entry: Entry, cache_dir: Path | None, on_progress: OnProgress)
                 stores.forget(error.file)
             raise
     return root
+
+
+def weights_files(entry: Entry) -> list[Path]:
+    """The files of an entry's weights on this machine; nothing is fetched.
+
+    Raises `ModelUnavailable` where they are not here.
+    """
+    try:
+        root = _weights_root(entry, None, untold)
+        if root.is_file():
+            return [root]
+        if entry.weights is not None:
+            return [root / entry.weights]
+        return [path for path in sorted(root.iterdir()) if path.suffix in WEIGHT_SUFFIXES]
+    except OSError as error:
+        raise WeightsMissing(f"{entry.source} cannot be read: {error}") from error
 
 
 def _named_files(entry: Entry, root: Path) -> None:

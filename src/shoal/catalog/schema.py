@@ -181,8 +181,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Small networks over the pooled vectors, by the task they serve."),
     ] = {}
     memory_mib: Annotated[
-        Positive, Meta(description="Estimate of the memory it needs, until it is measured.")
-    ] = 256
+        Positive | None,
+        Meta(
+            description="Estimate of the memory it needs, until it is measured; when left out, by "
+            "the size of its weights, or 256 where they are still to be fetched."
+        ),
+    ] = None
     profile: Annotated[Profile, Meta(description="Tuned numbers.")] = Profile()
     weight: Annotated[
         float, Meta(gt=0, description="Share of device time beside other models that want some.")

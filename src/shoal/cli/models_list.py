@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.catalog.change import decode_record, plain_entry, shelf_key
+from shoal.catalog.estimate import memory_mib
 from shoal.catalog.load import field
 from shoal.catalog.schema import Entry
 from shoal.cli.access import read_access
@@ -133,7 +134,7 @@ def _cells(row: Row) -> Iterator[str]:
     entry = row.entry
     yield from (row.key, " ".join(entry.tasks) if entry else "", entry.runtime if entry else "")
     yield row.state if entry else f"{row.state}, replaced"
-    estimate = f"~{entry.memory_mib} MiB" if entry else ""
+    estimate = f"~{memory_mib(entry)} MiB" if entry else ""
     yield f"{row.memory_mib:.0f} MiB" if row.memory_mib else estimate
     yield f"{row.load_s:.1f} s" if row.load_s else ""
     yield "" if row.idle_s is None else _duration(row.idle_s)

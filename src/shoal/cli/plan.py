@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from shoal.catalog.estimate import memory_mib
 from shoal.catalog.load import load
 from shoal.catalog.schema import Entry
 from shoal.catalog.snapshot import Snapshot
@@ -97,7 +98,7 @@ def models_of(entries: Iterable[Entry], measured: Mapping[str, _Measured]) -> li
     models = []
     for entry in entries:
         known = measured.get(entry.key)
-        size_bytes = known.size_bytes if known else entry.memory_mib * MIB
+        size_bytes = known.size_bytes if known else memory_mib(entry) * MIB
         load_s = known.load_s if known else GUESS_BASE_S + size_bytes / GUESS_BYTES_PER_S
         models.append(SimModel(entry.id, size_bytes, load_s, entry.pinned))
     return models

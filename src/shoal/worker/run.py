@@ -200,7 +200,6 @@ class Worker:
         self._runtimes = self._shelf.complete(await probe_runtimes())
         await self._following.start()
         await self._following.recall()
-        await self._follow()
         await self._queue.hear("cancel", self._intake.on_cancel)
         await self._queue.hear("missing", self._held.sent.on_missing)
         await self._queue.hear("status", self._peers.on_status)
@@ -209,6 +208,7 @@ class Worker:
         self._queue.when_back(self._following.restore)
         if self._settings.metrics_port is not None:
             self._metrics.serve(self._settings.metrics_port)
+        await self._follow()  # which tells others of this worker: it must be able to hear by now
         loops: dict[str, Coroutine[Any, Any, None]] = {
             "dispatch": self._dispatch.run(),
             "keep alive": self._held.keep_alive(),

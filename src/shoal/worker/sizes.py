@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.catalog.estimate import memory_mib
 from shoal.catalog.schema import Entry
 from shoal.worker.book import read_book, write_book
 
@@ -35,6 +36,7 @@ class SizeBook:
         self._hardware = hardware
         self._kept = read_book(file, Measured)
         self._corrections: dict[str, int] = {}
+        self._guesses: dict[str, int] = {}
 
     def _key(self, entry: Entry) -> str:
         return f"{entry.key} {entry.runtime} {self._hardware}"
@@ -49,8 +51,13 @@ class SizeBook:
         After a load that did not fit it is more than that.
         """
         seen = self.measured(entry)
-        size_bytes = seen.size_bytes if seen else entry.memory_mib * _MIB
+        size_bytes = seen.size_bytes if seen else self._guess_bytes(entry)
         return max(size_bytes, self._corrections.get(entry.key, 0))
+
+    def _guess_bytes(self, entry: Entry) -> int:
+        if entry.key not in self._guesses:  # it looks at files
+            self._guesses[entry.key] = memory_mib(entry) * _MIB
+        return self._guesses[entry.key]
 
     def is_corrected(self, entry: Entry) -> bool:
         """Whether the size is a guess after a load that did not fit."""
@@ -65,6 +72,7 @@ class SizeBook:
         """A load was measured."""
         key, seen = self._key(entry), self.measured(entry)
         self._corrections.pop(entry.key, None)
+        self._guesses.pop(entry.key, None)
         if seen is not None:
             size_bytes = round(seen.size_bytes + _SMOOTHING * (size_bytes - seen.size_bytes))
             load_s = seen.load_s + _SMOOTHING * (load_s - seen.load_s)
