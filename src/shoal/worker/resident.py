@@ -183,7 +183,7 @@ class Residents:
         return task
 
     async def _load(self, entry: Entry, device: Device) -> None:
-        loading = device.loading[entry.key]
+        loading, begun_s = device.loading[entry.key], monotonic()
         error: ShoalError | None = None
         try:
             loading.phase = "loading"
@@ -213,7 +213,7 @@ class Residents:
             if not connection.lost:
                 now_s = monotonic()
                 device.resident[entry.key] = Loaded(entry, loaded.memory_bytes, now_s, now_s)
-            self._on_loaded(entry, device, loading.begun_s, loaded.memory_bytes)
+            self._on_loaded(entry, device, begun_s, loaded.memory_bytes)
         finally:
             del device.loading[entry.key]
             if error is not None:
