@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -77,6 +77,23 @@ def takes_pairs(entry: Entry) -> bool:
     """Whether the entry classifies pairs of texts, and nothing else."""
     head = entry.heads.get("classify")
     return head is not None and head.kind == "pair"
+
+
+def outputs_of(
+    wanted: Sequence[str] | None, known: Sequence[str], fault: Callable[[str], str]
+) -> list[str]:
+    """The outputs that a request names, each once; the model's first where it names none.
+
+    fault: what to say of one that the model does not have. Raises `InvalidRequest`.
+    """
+    if wanted is None:
+        return [str(name) for name in known[:1]]
+    if not wanted:
+        raise InvalidRequest("`outputs` is empty", param="outputs")
+    for i, name in enumerate(wanted):
+        if name not in known:
+            raise InvalidRequest(fault(name), param=f"outputs[{i}]")
+    return [str(name) for name in dict.fromkeys(wanted)]
 
 
 class Ask(msgspec.Struct, frozen=True):

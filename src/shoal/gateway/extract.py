@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.catalog.schema import Entry
 from shoal.core.spelling import did_you_mean
 from shoal.errors import Bug, InvalidRequest
-from shoal.gateway.ask import Ask, ModelName
+from shoal.gateway.ask import Ask, ModelName, outputs_of
 from shoal.gateway.failures import InputError, input_errors
 from shoal.gateway.files import File, inputs_of
 from shoal.gateway.forms import Form
@@ -89,7 +89,11 @@ class ExtractResponse(msgspec.Struct):
 def extract_job(body: ExtractRequest, ask: Ask) -> Job:
     """The job that a request asks for."""
     entry = ask.entry(body.model, "extract")
-    outputs = _outputs(entry, body.outputs)
+    outputs = outputs_of(
+        body.outputs,
+        entry.extracts,
+        lambda name: f"model `{entry.id}` finds no `{name}`; it finds {', '.join(entry.extracts)}",
+    )
     labels = list(dict.fromkeys(body.labels or []))
     if body.labels is not None:
         _check_labels(entry, labels, outputs)
@@ -101,20 +105,6 @@ def extract_job(body: ExtractRequest, ask: Ask) -> Job:
         partial=isinstance(body.inputs, list),
     )
     return ask.job("extract", entry, inputs, params, refused)
-
-
-def _outputs(entry: Entry, wanted: Sequence[ExtractName] | None) -> list[str]:
-    if wanted is None:
-        return [str(name) for name in entry.extracts[:1]]
-    if not wanted:
-        raise InvalidRequest("`outputs` is empty", param="outputs")
-    for i, name in enumerate(wanted):
-        if name not in entry.extracts:
-            raise InvalidRequest(
-                f"model `{entry.id}` finds no `{name}`; it finds {', '.join(entry.extracts)}",
-                param=f"outputs[{i}]",
-            )
-    return [str(name) for name in dict.fromkeys(wanted)]
 
 
 def _check_labels(entry: Entry, labels: Sequence[str], outputs: Sequence[str]) -> None:

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.catalog.schema import Entry
 from shoal.errors import InvalidRequest
-from shoal.gateway.ask import Ask, ModelName, TokenId
+from shoal.gateway.ask import Ask, ModelName, TokenId, outputs_of
 from shoal.gateway.failures import InputError, input_errors
 from shoal.gateway.files import File, inputs_of
 from shoal.gateway.forms import Form
@@ -102,7 +101,13 @@ def encode_job(body: EncodeRequest, ask: Ask) -> Job:
     """The job that a request asks for."""
     entry = ask.entry(body.model, "encode")
     inputs, refused = inputs_of(ask, entry, body.inputs, "inputs")
-    outputs = _outputs(entry, body.outputs)
+    outputs = outputs_of(
+        body.outputs,
+        list(entry.outputs),
+        lambda name: (
+            f"model `{entry.id}` gives no `{name}` output; it gives {', '.join(entry.outputs)}"
+        ),
+    )
     for name in ("dimensions", "normalize"):
         if getattr(body, name) is not None and "dense" not in outputs:
             raise InvalidRequest(f"`{name}` is for dense vectors, and none are asked", param=name)
@@ -120,20 +125,6 @@ def encode_job(body: EncodeRequest, ask: Ask) -> Job:
         partial=isinstance(body.inputs, list),
     )
     return ask.job("encode", entry, inputs, params, refused)
-
-
-def _outputs(entry: Entry, wanted: list[OutputName] | None) -> list[str]:
-    if wanted is None:
-        return [str(name) for name in entry.outputs][:1]
-    if not wanted:
-        raise InvalidRequest("`outputs` is empty", param="outputs")
-    for i, name in enumerate(wanted):
-        if name not in entry.outputs:
-            raise InvalidRequest(
-                f"model `{entry.id}` gives no `{name}` output; it gives {', '.join(entry.outputs)}",
-                param=f"outputs[{i}]",
-            )
-    return [str(name) for name in dict.fromkeys(wanted)]
 
 
 def encode_answer(body: EncodeRequest, job: Job, answer: Answer, form: Form) -> EncodeResponse:

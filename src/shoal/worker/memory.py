@@ -92,7 +92,7 @@ class Memories:
         self._gpus[name] = memory
 
     def state(self, pids: Iterable[int]) -> tuple[Memory, ...]:
-        """All memories now. pids: of the runtime processes on CPU devices."""
+        """All memories now. pids: of the runtime processes, which hold host memory all of them."""
         found: list[Memory] = []
         for name, devices in self._devices.items():
             if name == HOST:

@@ -125,7 +125,7 @@ class Residents:
         return [process.pid for process in processes if process.pid is not None]
 
     def base_bytes(self) -> int:
-        """What the processes on CPU devices that run held before their first model."""
+        """What the processes that run held before their first model."""
         processes = [p for device in self.devices for p in device.processes.values()]
         return sum(process.base_bytes for process in processes if process.pid is not None)
 
