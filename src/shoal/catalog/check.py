@@ -19,7 +19,6 @@ from msgspec.structs import fields as struct_fields
 from shoal.catalog.schema import Entry
 from shoal.catalog.sources import TOKENIZER_PICKLE, local_path, source_fault, weights_fault
 from shoal.core.spelling import did_you_mean
-from shoal.core.types import TASKS
 from shoal.ipc.messages import HeadSpec
 
 _PROMPT = re.compile(r"[a-z][a-z0-9_-]*")
@@ -66,11 +65,11 @@ def sense(entry: Entry, *, served: bool = True) -> list[Finding]:
     """Every way in which the fields of an entry contradict or lack one another.
 
     served: False for an entry that is only known, as those of the field are: it may name a hub's
-    model without a revision, and a task that nothing serves.
+    model without a revision.
     """
     return [
         *_names(entry),
-        *(_unserved(entry) if served else ()),
+        *_generating(entry),
         *(_places(entry) if served or not entry.unpinned else ()),
         *_abilities(entry),
         *_kinds_of_input(entry),
@@ -195,10 +194,16 @@ def _places(entry: Entry) -> Iterator[Finding]:
             yield Finding("digests", f"`{name}` {fault}")
 
 
-def _unserved(entry: Entry) -> Iterator[Finding]:
-    for index, task in enumerate(entry.tasks):
-        if task not in TASKS:
-            yield Finding(f"tasks[{index}]", f"`{task}`: no runtime serves it yet")
+def _generating(entry: Entry) -> Iterator[Finding]:
+    if entry.generates and len(entry.tasks) > 1:
+        yield Finding("tasks", "a generator has a process of its own: `generate` stands alone")
+    for at, other in enumerate(entry.alternatives):
+        others = [entry.runtime, *(a.runtime for a in entry.alternatives[:at])]
+        if other.runtime in others:
+            yield Finding(f"alternatives[{at}].runtime", f"`{other.runtime}` stands there twice")
+        fault = source_fault(other.source) if other.source is not None else None
+        if fault:
+            yield Finding(f"alternatives[{at}].source", fault)
 
 
 def _abilities(entry: Entry) -> Iterator[Finding]:

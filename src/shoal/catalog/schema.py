@@ -76,6 +76,27 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 4.0
 
 
+class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another runtime that serves the same model; what is left out is as in the entry."""
+
+    runtime: Annotated[Name, Meta(description="Runtime that can execute it as well.")]
+    source: Annotated[
+        Source | None, Meta(description="Where the weights lie in the form that it reads.")
+    ] = None
+    digests: Annotated[
+        dict[str, Digest], Meta(description="SHA-256 of files of that source, by path.")
+    ] = {}
+    family: Annotated[Name | None, Meta(description="Code path of that runtime.")] = None
+    options: Annotated[
+        dict[str, bool | int | float | str], Meta(description="Settings of that runtime.")
+    ] = {}
+    weights: Annotated[Name | None, Meta(description="File inside the source.")] = None
+    memory_mib: Annotated[
+        Positive | None, Meta(description="Estimate of the memory it needs there.")
+    ] = None
+    profile: Annotated[Profile | None, Meta(description="Tuned numbers for that runtime.")] = None
+
+
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model: what it is called, where its weights lie, what it can do and how it is run."""
 
@@ -84,8 +105,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         list[Task],
         Meta(
             min_length=1,
-            description="What it serves: encode, score, classify, extract, transcribe (and "
-            "generate, which no runtime serves yet).",
+            description="What it serves: encode, score, classify, extract, transcribe; or "
+            "generate, alone.",
         ),
     ]
     source: Annotated[
@@ -105,6 +126,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "1"
     aliases: Annotated[list[Name], Meta(description="Other names of the model.")] = []
     runtime: Annotated[Name, Meta(description="Runtime that executes it.")] = "onnx"
+    alternatives: Annotated[
+        list[Alternative],
+        Meta(
+            description="Other runtimes that can, where that one cannot or is slower: each worker "
+            "chooses by what is installed, its devices and what was measured."
+        ),
+    ] = []
     family: Annotated[
         Name | None,
         Meta(description="Code path of its runtime that runs it; else found from the files."),
@@ -162,7 +190,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Texts put before an input, by name (`query`, `document`)."),
     ] = {}
     max_tokens: Annotated[
-        Positive, Meta(description="Longest input in tokens, special tokens included.")
+        Positive,
+        Meta(
+            description="Longest input in tokens, special tokens included; of a generator the "
+            "context, what it generates included."
+        ),
     ] = 512
     outputs: Annotated[
         dict[Literal["dense", "sparse", "multivector"], Output],
@@ -240,6 +272,49 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.id}@{self.revision}"
 
     @property
+    def generates(self) -> bool:
+        """Whether it is a generator: its items take slots and not places in a batch."""
+        return "generate" in self.tasks
+
+    @property
+    def process(self) -> str:
+        """Which of a device's processes it is loaded in: its runtime's, or one of its own.
+
+        A generator computes for as long as it has texts, so it has its own, which gives way to
+        others; and what an engine leaves behind goes with it.
+        """
+        return f"{self.runtime}:{self.key}" if self.generates else self.runtime
+
+    @property
     def unpinned(self) -> bool:
         """Whether its source is a hub's model without a revision, which cannot be loaded."""
         return self.source.startswith("hf://") and "@" not in self.source
+
+
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter of a model; requests name it `base@name`."""
+
+    name: Annotated[
+        Revision, Meta(description="Name of the adapter; `base@name` in the `model` of requests.")
+    ]
+    base: Annotated[ModelId, Meta(description="Id of the model that it was made for.")]
+    source: Annotated[
+        Source,
+        Meta(
+            description="Where its folder lies: `adapter_config.json` and "
+            "`adapter_model.safetensors`, as PEFT writes them."
+        ),
+    ]
+    revision: Annotated[
+        Revision, Meta(description="Version of the adapter: each is loaded as another one.")
+    ] = "1"
+    digests: Annotated[
+        dict[str, Digest], Meta(description="SHA-256 of its files, by path; others are refused.")
+    ] = {}
+    licence: Annotated[str | None, Meta(description="Licence of the adapter.")] = None
+    description: Annotated[str, Meta(description="One line for people.")] = ""
+
+    @property
+    def key(self) -> str:
+        """`base@name@revision`: what is loaded and named in messages."""
+        return f"{self.base}@{self.name}@{self.revision}"

@@ -11,9 +11,8 @@ from typing import Literal
 
 from shoal.core.cost import Work
 
-# What a catalog may say of a model; TASKS are those that something serves.
 Task = Literal["encode", "score", "classify", "extract", "transcribe", "generate"]
-TASKS: tuple[Task, ...] = ("encode", "score", "classify", "extract", "transcribe")
+TASKS: tuple[Task, ...] = ("encode", "score", "classify", "extract", "transcribe", "generate")
 TEXT_TASKS: tuple[Task, ...] = ("encode", "score", "classify", "extract")
 
 Lane = str

@@ -23,7 +23,8 @@ class Job(msgspec.Struct, frozen=True):
 
     deadline_s is wall-clock seconds since the epoch. tenant: who shares the model fairly with the
     other tenants; None is a tenant too. refused: inputs of the request that were found wrong
-    already, by their index in it; `inputs` has the others, in order.
+    already, by their index in it; `inputs` has the others, in order. adapter: the key of the
+    adapter that the model is to be run with.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class Job(msgspec.Struct, frozen=True):
     traceparent: str | None = None
     tenant: str | None = None
     refused: dict[int, Failure] = {}
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,7 @@ class Submitter:
             params=job.params,
             body=EMPTY if payload else msgspec.Raw(body),
             payload=payload,
+            adapter=job.adapter,
             tenant=job.tenant,
             traceparent=job.traceparent,
         )

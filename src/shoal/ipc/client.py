@@ -15,23 +15,32 @@ from typing import Any, TypeVar, cast
 from shoal.errors import Bug, CapacityError, RuntimeCrashed, ShoalError
 from shoal.ipc.messages import (
     NO_CALL,
+    AdapterSpec,
     Answer,
     AskMemory,
+    Call,
     Failed,
+    Finished,
+    Grown,
     Hello,
     Load,
+    LoadAdapter,
     Loaded,
     Memory,
     ModelSpec,
     Ran,
     Run,
     RunItem,
+    Start,
+    Stop,
     Unload,
+    UnloadAdapter,
     decode_answer,
     encode,
 )
 from shoal.wire.envelope import UnreadableMessage
 from shoal.wire.frames import FrameDecoder, FrameTooLarge, frame
+from shoal.wire.generation import Generated, Piece
 
 MAX_CALLS = 256
 _READ_BYTES = 256 * 1024
@@ -50,6 +59,7 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._open: dict[int, asyncio.Future[Answer]] = {}
+        self._growing: dict[int, Callable[[Piece], None]] = {}
         self._seq = itertools.count(1)
         self.batches = 0
         self._transport: asyncio.Transport | None = None
@@ -90,6 +100,11 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         if isinstance(answer, Failed) and answer.seq == NO_CALL:
             self._lose(answer.failure.error())
             return
+        if isinstance(answer, Grown):
+            on_piece = self._growing.get(answer.seq)
+            if on_piece is not None:
+                on_piece(answer.piece)
+            return
         waiting = self._open.pop(answer.seq, None)
         if waiting is None or waiting.done():
             return
@@ -117,12 +132,14 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def _call(self, make: Callable[[int], Load | Unload | Run | AskMemory]) -> Answer:
+    async def _call(self, make: Callable[[int], Call]) -> Answer:
+        return await self._ask(next(self._seq), make)
+
+    async def _ask(self, seq: int, make: Callable[[int], Call]) -> Answer:
         if self._transport is None:
             raise RuntimeCrashed("the runtime process is not running")
         if len(self._open) >= MAX_CALLS:
             raise CapacityError("too many calls to one runtime process are open")
-        seq = next(self._seq)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open[seq] = waiting
         try:
@@ -145,12 +162,40 @@ class RuntimeConnection(asyncio.BufferedProtocol):
         self.batches += 1
         return ran
 
+    async def generate(
+        self, key: str, item: RunItem, on_piece: Callable[[Piece], None] = lambda _: None
+    ) -> Generated:
+        """Generates for one item; pieces come first where the item asks for them.
+
+        Cancelling the call stops the item, and its slot is free at once.
+        """
+        seq = next(self._seq)
+        self._growing[seq] = on_piece
+        try:
+            answer = await self._ask(seq, lambda seq: Start(seq, key, item))
+        except asyncio.CancelledError:
+            if self._transport is not None:
+                self._transport.write(frame(encode(Stop(seq))))
+            raise
+        finally:
+            del self._growing[seq]
+        self.batches += 1
+        return _expect(Finished, answer).generated
+
+    async def load_adapter(self, key: str, adapter: AdapterSpec) -> Loaded:
+        """Loads an adapter of a loaded model. Raises what the runtime says of it."""
+        return _expect(Loaded, await self._call(lambda seq: LoadAdapter(seq, key, adapter)))
+
+    async def unload_adapter(self, key: str, adapter: str) -> Memory:
+        """Unloads an adapter."""
+        return _expect(Memory, await self._call(lambda seq: UnloadAdapter(seq, key, adapter)))
+
     async def memory(self) -> Memory:
         """What the process holds."""
         return _expect(Memory, await self._call(AskMemory))
 
 
-A = TypeVar("A", Loaded, Memory, Ran)
+A = TypeVar("A", Finished, Loaded, Memory, Ran)
 
 
 def _expect(kind: type[A], answer: Answer) -> A:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from shoal.core.types import Task
 from shoal.wire.envelope import EMPTY, Failure, Params, UnreadableMessage
+from shoal.wire.generation import ChatMessage, Generated, Piece
 
 
 class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,6 +22,8 @@ class Traits(msgspec.Struct, frozen=True, omit_defaults=True):
     accepts_ids: it takes token ids (else it takes texts and tokenises itself).
     packing: it runs ragged sequences without padding.
     tasks: the tasks it serves. host_tier: what it unloads with `keep` is loaded again sooner.
+    lora: it runs models with adapters, several of them in one batch. streams: it generates, and
+    takes `Start` and `Stop` for that.
     """
 
     accepts_ids: bool
@@ -116,6 +119,8 @@ class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
     `special_tokens` is off.
     blobs: inputs that are no texts, one per input; `lengths` then has an estimate of each one's
     cost in tokens.
+    chat: for `generate`, the conversation to be continued; else the prompt is `texts[0]`.
+    adapter: the key of the adapter to run it with, which is loaded; empty: the bare model.
     """
 
     item: str
@@ -130,6 +135,18 @@ class RunItem(msgspec.Struct, frozen=True, omit_defaults=True):
     owners: list[int] = []
     offsets: bytes = b""
     blobs: list[bytes] = []
+    chat: list[ChatMessage] = []
+    adapter: str = ""
+
+
+class AdapterSpec(msgspec.Struct, frozen=True):
+    """A LoRA adapter in PEFT's form: a local folder with its config and its safetensors file.
+
+    key: `base@name@revision`, unique in the process.
+    """
+
+    key: str
+    path: str
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -169,7 +186,43 @@ class AskMemory(msgspec.Struct, frozen=True, tag="ask_memory"):
     seq: int
 
 
-Call = Load | Unload | Run | AskMemory
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Generate for one item. Answered by any number of `Grown`, then by `Finished` or `Failed`.
+
+    `Grown` come only where the item's `Generation.stream` asks for them.
+    """
+
+    seq: int
+    key: str
+    item: RunItem
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Stop what the `Start` of this `seq` began: its slot is wanted. It has no answer of its own.
+
+    The `Start` ends as ever, as a rule with the reason `cancelled`.
+    """
+
+    seq: int
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Load an adapter of a loaded model. Answered by `Loaded` or `Failed`."""
+
+    seq: int
+    key: str
+    adapter: AdapterSpec
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Forget an adapter (by its key). Answered by `Memory`."""
+
+    seq: int
+    key: str
+    adapter: str
+
+
+Call = Load | Unload | Run | AskMemory | Start | Stop | LoadAdapter | UnloadAdapter
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -182,15 +235,19 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", omit_defaults=True):
-    """The model is ready. memory_bytes is measured, before against after.
+    """The model, or the adapter, is ready. memory_bytes is measured, before against after.
 
-    warm: it was still kept from an earlier load.
+    warm: it was still kept from an earlier load. Of a model that generates: slots is how many
+    texts may grow at once, kv_tokens how many tokens all of them may have together, prompts
+    included (0: the slots are the only bound).
     """
 
     seq: int
     memory_bytes: int
     load_s: float
     warm: bool = False
+    slots: int = 0
+    kv_tokens: int = 0
 
 
 class ItemDone(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -213,6 +270,20 @@ class Ran(msgspec.Struct, frozen=True, tag="ran", omit_defaults=True):
     items: list[ItemDone]
     run_s: float
     padded_tokens: int = 0
+
+
+class Grown(msgspec.Struct, frozen=True, tag="grown"):
+    """A text has grown."""
+
+    seq: int
+    piece: Piece
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A text is whole."""
+
+    seq: int
+    generated: Generated
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory", omit_defaults=True):
@@ -242,7 +313,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 NO_CALL = 0
 
-Answer = Hello | Loaded | Ran | Memory | Failed
+Answer = Hello | Loaded | Ran | Grown | Finished | Memory | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 _calls = msgspec.msgpack.Decoder(Call)

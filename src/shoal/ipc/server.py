@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from shoal.ipc.messages import Answer, AskMemory, Call, Failed, Hello, decode_call, encode
+from shoal.ipc.messages import Answer, AskMemory, Call, Failed, Hello, Stop, decode_call, encode
 from shoal.wire.envelope import UnreadableMessage
 from shoal.wire.frames import FrameDecoder, FrameTooLarge, frame
 
@@ -26,28 +26,37 @@ _READ_BYTES = 256 * 1024
 
 
 class RuntimeServer:
-    """Serves one worker over `end`: `handle` runs on the main thread, `ask` on the reading one."""
+    """Serves one worker over `end`.
+
+    handle: runs on the main thread; what it returns is sent, and what it begins may `send` later.
+    ask, stop: run on the reading thread, at once.
+    """
 
     def __init__(
         self,
         end: socket.socket,
-        handle: Callable[[Call], Answer],
+        handle: Callable[[Call], Answer | None],
         ask: Callable[[AskMemory], Answer],
+        stop: Callable[[Stop], None] = lambda _: None,
     ) -> None:
         self._end = end
         self._handle = handle
         self._ask = ask
+        self._stop = stop
         self._calls: queue.Queue[Call] = queue.Queue(maxsize=MAX_WAITING_CALLS)
         self._sending = threading.Lock()
 
     def serve(self, hello: Hello) -> None:
         """Says hello, then answers calls until the process ends."""
-        self._send(hello)
+        self.send(hello)
         threading.Thread(target=self._read, name="calls", daemon=True).start()
         while True:
-            self._send(self._handle(self._calls.get()))
+            answer = self._handle(self._calls.get())
+            if answer is not None:
+                self.send(answer)
 
-    def _send(self, answer: Answer) -> None:
+    def send(self, answer: Answer) -> None:
+        """Sends an answer, from any thread."""
         try:
             with self._sending:
                 self._end.sendall(frame(encode(answer)))
@@ -63,7 +72,9 @@ class RuntimeServer:
                 for data in decoder.feed(view[:size]):
                     call = decode_call(data)
                     if isinstance(call, AskMemory):
-                        self._send(self._ask(call))
+                        self.send(self._ask(call))
+                    elif isinstance(call, Stop):
+                        self._stop(call)
                     else:
                         self._calls.put(call)
         except (OSError, FrameTooLarge, UnreadableMessage) as error:

@@ -13,9 +13,11 @@ import argparse
 import errno
 import gc
 import logging
+import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 import psutil
@@ -39,19 +41,24 @@ from shoal.ipc.messages import (
     Hello,
     ItemDone,
     Load,
+    LoadAdapter,
     Loaded,
     Memory,
     ModelSpec,
     Ran,
     Run,
     RunItem,
+    Start,
+    Stop,
     Unload,
+    UnloadAdapter,
 )
 from shoal.ipc.server import RuntimeServer, refuse
 from shoal.runtimes.device import device_memory
+from shoal.runtimes.growing import Growing
 from shoal.runtimes.heap import give_back
 from shoal.runtimes.inputs import alone
-from shoal.runtimes.interface import RanItems, Runtime
+from shoal.runtimes.interface import Adapting, Generator, RanItems, Runtime
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import EMPTY, Failure, Result
 
@@ -68,23 +75,17 @@ class Host:
         self._device = device
         self._process = psutil.Process()
         self._measured: dict[str, int] = {}
+        self._growing = Growing(cast("Generator", runtime)) if runtime.traits.streams else None
 
     def hello(self) -> Hello:
         """Who we are."""
         r = self._runtime
         return Hello(r.name, r.version, self._process.pid, r.traits)
 
-    def handle(self, call: Call) -> Answer:
-        """Answers one call; never raises."""
+    def handle(self, call: Call, send: Callable[[Answer], None] = lambda _: None) -> Answer | None:
+        """Answers one call, or begins what `send` will be called for; never raises."""
         try:
-            if isinstance(call, Load):
-                return self._load(call)
-            if isinstance(call, Run):
-                return self._run(call)
-            if isinstance(call, Unload):
-                self._runtime.unload(call.key, keep=call.keep)
-                self._measured.pop(call.key, None)
-            return self.memory(call.seq)
+            return self._answer(call, send)
         except ShoalError as error:
             failure = Failure.of(error)
         except Exception as error:  # task root
@@ -94,9 +95,32 @@ class Host:
             give_back()  # only now: the error held what was half loaded
         return Failed(call.seq, failure)
 
+    def _answer(self, call: Call, send: Callable[[Answer], None]) -> Answer | None:
+        match call:
+            case Run():
+                return self._run(call)
+            case Start():
+                self._generating().start(call, send)
+                return None
+            case Load():
+                return self._load(call)
+            case LoadAdapter():
+                return self._load_adapter(call)
+            case UnloadAdapter():
+                self._adapting().unload_adapter(call.key, call.adapter)
+            case Unload():
+                self._runtime.unload(call.key, keep=call.keep)
+                self._measured.pop(call.key, None)
+        return self.memory(call.seq)
+
     def ask(self, call: AskMemory) -> Memory:
         """What the process holds; safe while a batch runs."""
         return self.memory(call.seq)
+
+    def stop(self, call: Stop) -> None:
+        """Ends what a `Start` began; safe from any thread."""
+        if self._growing is not None:
+            self._growing.stop(call.seq)
 
     def memory(self, seq: int) -> Memory:
         """What the process and its device hold, and each model as it was measured at its load."""
@@ -117,7 +141,30 @@ class Host:
         warm = self._loaded(spec)
         own_bytes = self._runtime.memory().get(spec.key, 0)
         self._measured[spec.key] = max(self._held_bytes() - before_bytes, own_bytes)
-        return Loaded(call.seq, self._measured[spec.key], monotonic() - begun_s, warm)
+        took_s = monotonic() - begun_s
+        loaded = Loaded(call.seq, self._measured[spec.key], took_s, warm)
+        if self._growing is None or "generate" not in spec.tasks:
+            return loaded
+        capacity = self._growing.capacity(spec.key)
+        return structs.replace(loaded, slots=capacity.slots, kv_tokens=capacity.kv_tokens)
+
+    def _generating(self) -> Growing:
+        if self._growing is None:
+            raise ModelUnavailable(f"the {self._runtime.name} runtime does not generate")
+        return self._growing
+
+    def _adapting(self) -> Adapting:
+        if not self._runtime.traits.lora:
+            raise ModelUnavailable(f"the {self._runtime.name} runtime takes no adapters")
+        return cast("Adapting", self._runtime)
+
+    def _load_adapter(self, call: LoadAdapter) -> Loaded:
+        begun_s = monotonic()
+        try:
+            size_bytes = self._adapting().load_adapter(call.key, call.adapter)
+        except OSError as error:
+            raise WeightsMissing(f"{call.adapter.key} cannot be read: {error}") from error
+        return Loaded(call.seq, size_bytes, monotonic() - begun_s)
 
     def _loaded(self, spec: ModelSpec) -> bool:
         """Loads a model; whatever the runtime raises becomes the error of its kind."""
@@ -213,9 +260,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--nice", type=int, default=0)
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s runtime: %(message)s")
     end = socket.socket(fileno=options.fd)
+    if options.nice:
+        os.nice(options.nice)  # before any thread is there: each has its own
     try:
         runtime = create(options.runtime, device=options.device, threads=options.threads)
     except ShoalError as error:
@@ -224,7 +274,10 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(3)
     gc.freeze()  # what the libraries made stays; collecting at each load need not walk it
     host = Host(runtime, options.device)
-    RuntimeServer(end, host.handle, host.ask).serve(host.hello())
+    server = RuntimeServer(
+        end, lambda call: host.handle(call, server.send), host.ask, stop=host.stop
+    )
+    server.serve(host.hello())
 
 
 if __name__ == "__main__":

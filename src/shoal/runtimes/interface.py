@@ -11,13 +11,16 @@ then runs each of its inputs by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.errors import ShoalError
-from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.wire.envelope import Result
+from shoal.wire.generation import Generated, Piece
+
+Emit = Callable[[Piece | Generated | ShoalError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,54 @@ class Runtime(Protocol):
 
     def memory(self) -> dict[str, int]:
         """Bytes of each loaded model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a loaded model can generate at once; see `shoal.ipc.messages.Loaded`."""
+
+    slots: int
+    kv_tokens: int = 0
+
+
+class Generator(Protocol):
+    """What a runtime with the trait `streams` has besides: it batches by itself, token by token.
+
+    A worker loads no more than one generating model into a process, and starts no more than
+    `Capacity.slots` items at once.
+    """
+
+    def capacity(self, key: str) -> Capacity:
+        """Of a loaded model."""
+
+    def start(self, key: str, item: RunItem, emit: Emit) -> None:
+        """Begins to generate and returns at once; `emit` may be called from any thread.
+
+        It gets pieces where the item's `Generation.stream` asks for them, in order, then once the
+        whole text or the error of this item; nothing after that, and never an exception. What is
+        wrong with the item may also be raised here, before anything was emitted. An engine that
+        is lost takes the process along: the worker sees that, and starts another.
+        """
+
+    def stop(self, item: str) -> None:
+        """Ends an item early, from any thread; one that is not there is passed over.
+
+        Its slot is free at once; `emit` gets a `Generated` with the reason `cancelled`.
+        """
+
+
+class Adapting(Protocol):
+    """What a runtime with the trait `lora` has besides. Called by the thread that calls `run`."""
+
+    def load_adapter(self, key: str, adapter: AdapterSpec) -> int:
+        """Makes an adapter of a loaded model ready; the bytes that it takes.
+
+        Raises `ModelUnavailable` for one that is not whole, or was made for another model, and
+        leaves nothing behind then.
+        """
+
+    def unload_adapter(self, key: str, adapter: str) -> None:
+        """Forgets an adapter by its key; one that is not there is passed over."""
 
 
 class RuntimeFactory(Protocol):

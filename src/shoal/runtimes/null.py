@@ -15,6 +15,8 @@ caller are seen. A file that ends in `broken` is at fault itself. Options of a m
     load_s   time each load takes; a tenth of it when the model was kept
     load_fails  what becomes of a load: `oom`, `missing` or `config`; with a number, as in `oom:2`,
              of so many loads in this process before they succeed
+    slots, kv_tokens, tokens, token_s  how it generates (`null_texts`): texts at once, their room,
+             words of each, and the time of a word. There `crash` comes in the middle of a text.
 
 Owns those answers. Does not own any policy, and computes nothing that means anything.
 """
@@ -33,10 +35,11 @@ import numpy.typing as npt
 
 from shoal.core.types import TASKS
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError, WeightsMissing
-from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.inputs import fault
-from shoal.runtimes.interface import RanItems
+from shoal.runtimes.interface import Capacity, Emit, RanItems
 from shoal.runtimes.null_records import record
+from shoal.runtimes.null_texts import NullTexts
 from shoal.wire.arrays import Array
 from shoal.wire.envelope import Result
 from shoal.wire.records import pack
@@ -76,12 +79,16 @@ class NullRuntime:
     version = "1"
 
     def __init__(self, *, device: str, threads: int) -> None:
-        self.traits = Traits(accepts_ids=False, tasks=list(TASKS), host_tier=True)
+        self.traits = Traits(
+            accepts_ids=False, tasks=list(TASKS), host_tier=True, lora=True, streams=True
+        )
         self.device = device
         self.threads = threads
         self._models: dict[str, _Model] = {}
         self._failed_loads: dict[str, int] = {}
         self._kept: set[str] = set()
+        self._texts = NullTexts()
+        self._adapters: dict[str, set[str]] = {}
 
     def load(self, spec: ModelSpec) -> bool:
         """Reads the options; no file is opened."""
@@ -119,6 +126,7 @@ class NullRuntime:
     def unload(self, key: str, *, keep: bool = False) -> None:
         """Forgets the model; its memory goes back to the system at once."""
         model = self._models.pop(key, None)
+        self._adapters.pop(key, None)
         self._kept.discard(key)
         if keep and model is not None:
             self._kept.add(key)
@@ -144,8 +152,10 @@ class NullRuntime:
         if model.poison is not None and any(_has(item, model.poison) for item in items):
             raise RunFailed(f"{key}: the poison text is in the batch")
         tokens = sum(sum(item.lengths) for item in items)
+        for item in items:
+            self._checked(key, item)
         # One pass over the inputs of the whole batch: per item numpy would cost more than the rest.
-        vectors = numbers([one for item in items for one in item.blobs or item.texts], model.dim)
+        vectors = numbers([one for item in items for one in _inputs(item)], model.dim)
         outcomes: list[Result | ShoalError] = []
         at = 0
         for item in items:
@@ -153,6 +163,39 @@ class NullRuntime:
             outcomes.append(_answer(model, item, vectors[at:end]))
             at = end
         return RanItems(outcomes, tokens)
+
+    def load_adapter(self, key: str, adapter: AdapterSpec) -> int:
+        """Takes an adapter; one whose folder's name ends in `broken` is none. No file is opened."""
+        if key not in self._models:
+            raise ModelUnavailable(f"{key} is not loaded")
+        if adapter.path.endswith("broken"):
+            raise ModelUnavailable(f"{adapter.key} is no adapter")
+        self._adapters.setdefault(key, set()).add(adapter.key)
+        return _MIB
+
+    def unload_adapter(self, key: str, adapter: str) -> None:
+        """Forgets an adapter."""
+        self._adapters.get(key, set()).discard(adapter)
+
+    def capacity(self, key: str) -> Capacity:
+        """As the model's options say."""
+        return self._texts.capacity(self._models[key].spec)
+
+    def start(self, key: str, item: RunItem, emit: Emit) -> None:
+        """Begins to generate."""
+        self._texts.start(self._models[key].spec, self._checked(key, item), emit)
+
+    def stop(self, item: str) -> None:
+        """Ends an item early."""
+        self._texts.stop(item)
+
+    def _checked(self, key: str, item: RunItem) -> RunItem:
+        """The item, whose model and adapter are loaded. Raises `ModelUnavailable`."""
+        if key not in self._models:
+            raise ModelUnavailable(f"{key} is not loaded")
+        if item.adapter and item.adapter not in self._adapters.get(key, ()):
+            raise ModelUnavailable(f"{item.adapter} is not loaded")
+        return item
 
     def memory(self) -> dict[str, int]:
         """The bytes of each model's option `mib`."""
@@ -167,6 +210,13 @@ def _touched(size_bytes: int) -> mmap.mmap | None:
     for at in range(0, size_bytes, mmap.PAGESIZE):
         pages[at] = 1
     return pages
+
+
+def _inputs(item: RunItem) -> Sequence[str | bytes]:
+    """What the numbers are made of; an adapter changes each text."""
+    if item.adapter:
+        return [f"{item.adapter}|{text}" for text in item.texts]
+    return item.blobs or item.texts
 
 
 def _has(item: RunItem, mark: str) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from shoal.core.types import Lane, Task
 from shoal.errors import Bug, ShoalError, from_code
 from shoal.wire.arrays import Array, concat
+from shoal.wire.generation import ChatMessage, Generation, Piece
 
 VERSION = 1
 
@@ -35,12 +36,13 @@ class PayloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The inputs of one item; exactly one of `texts`, `ids` and `blobs` is filled.
+    """The inputs of one item; exactly one of `texts`, `ids`, `blobs` and `chats` is filled.
 
     `ids` are token ids that the caller made, special tokens included. `blobs` are the bytes of
     images, PDF documents, sounds or other files, as the caller sent them.
     `query` is the first text of every pair (score); `firsts` has a first text for each entry of
-    `texts` (classification of pairs). Neither is set for single texts.
+    `texts` (classification of pairs). Neither is set for single texts. `chats` are conversations
+    to be continued (`generate`); a prompt to be continued as it is stands in `texts`.
     """
 
     texts: list[str] = []
@@ -48,6 +50,7 @@ class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
     query: str | None = None
     firsts: list[str] = []
     blobs: list[bytes] = []
+    chats: list[list[ChatMessage]] = []
 
 
 class Params(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,7 +64,7 @@ class Params(msgspec.Struct, frozen=True, omit_defaults=True):
     normalize: None means the catalog entry's word. dtype: of dense vectors and token vectors in
     the answer. labels: the only labels to return. threshold: the least score to return, 0 to 1.
     language: of speech, as ISO 639-1. partial: an input at fault fails alone and is reported in
-    `Outcome.failures`; else it fails its whole request.
+    `Outcome.failures`; else it fails its whole request. generation: how `generate` goes on.
     """
 
     outputs: list[str] = []
@@ -74,6 +77,7 @@ class Params(msgspec.Struct, frozen=True, omit_defaults=True):
     threshold: float | None = None
     language: str | None = None
     partial: bool = False
+    generation: Generation | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,7 +86,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     index/of: the item's place among the items of its request. cost_tokens: the gateway's estimate.
     deadline_s: wall-clock seconds since the epoch. reply: the subject that takes the outcome.
     body: MessagePack of `Inputs`, empty where `payload` says where it lies. letter: the number of
-    the dead letter that this is a replay of; it is not buried a second time.
+    the dead letter that this is a replay of; it is not buried a second time. adapter: the key of
+    the adapter that the model is to be run with.
     """
 
     item: str
@@ -144,7 +149,8 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     joining items is joining arrays. multivector: [tokens, d] of all inputs end to end, and
     `multivector_counts` uint32 [n] says how many are of each. scores, logits: float32 [n] or, for
     classes, [n, k]. labels: the k class names. records: for `extract` and `transcribe`, one
-    structure of `shoal.wire.records` for each input, as MessagePack.
+    structure of `shoal.wire.records` for each input, as MessagePack; for `generate`, one
+    `shoal.wire.generation.Generated`.
     """
 
     arrays: dict[str, Array] = {}
@@ -170,10 +176,12 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item's answer: either `result` (MessagePack of `Result`), `payload`, or `failure`.
+    """One item's answer: `result` (MessagePack of `Result`), `payload`, `failure`, or a `piece`.
 
     failures: inputs of the item that failed alone, by their index in it; the rows of the result
     are those of the other inputs, in order. Only where `Params.partial` asked for it.
+    piece: this is not the end of the item, but a part of its text, the `at`-th that its worker
+    sends, from 0. An outcome without a piece is the end, and its result is the whole.
     """
 
     item: str
@@ -181,6 +189,8 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
     payload: PayloadRef | None = None
     failures: dict[int, Failure] = {}
+    piece: Piece | None = None
+    at: int = 0
     tokens: int = 0
     timing: Timing = Timing()
     worker: str = ""
