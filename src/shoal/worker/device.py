@@ -35,12 +35,18 @@ class Sent:
 
 @dataclass(slots=True)
 class Loaded:
-    """A model on a device. since_s, used_s: of its load and of its last batch."""
+    """A model on a device. since_s, used_s: of its load and of its last batch or text.
+
+    slots, kv_tokens: of a generator, what can grow in it at once. texts: how many do.
+    """
 
     entry: Entry
     size_bytes: int
     since_s: float
     used_s: float
+    slots: int = 0
+    kv_tokens: int = 0
+    texts: int = 0
 
 
 @dataclass(slots=True)
@@ -88,14 +94,15 @@ class Device:
         loaded = self.resident.get(model)
         if loaded is None or model in self.closing or model in self.leaving:
             return False
-        runtime = loaded.entry.runtime
+        process = loaded.entry.process
         return not any(
-            load.in_runtime and load.entry.runtime == runtime for load in self.loading.values()
+            load.in_runtime and load.entry.process == process for load in self.loading.values()
         )
 
     def is_busy(self, model: str) -> bool:
-        """Whether a batch of a model runs here or waits here."""
-        return any(sent.model == model for sent in self.sent)
+        """Whether a batch of a model runs here or waits here, or a text of it grows."""
+        loaded = self.resident.get(model)
+        return any(sent.model == model for sent in self.sent) or bool(loaded and loaded.texts)
 
     def is_free(self, now_s: float) -> bool:
         """Whether it can take a batch: it idles, or is about to."""

@@ -139,16 +139,16 @@ class Dispatch:
         lost = reached = False
         try:
             run_items = [r for i in batch.items if (r := self._held[i.id].run_item)]
-            process = self._residents.process(device, line.entry.runtime)
+            process = self._residents.process(device, line.entry)
             connection, reached = process.live(), True
             async with asyncio.timeout(self._run_timeout_s):
                 ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
         except TimeoutError:
             ran = RuntimeCrashed(f"the runtime gave no answer in {self._run_timeout_s:.0f} s")
-            await self._residents.renew(device, line.entry.runtime, "hangs")
+            await self._residents.renew(device, line.entry, "hangs")
             lost = True
         except RuntimeCrashed as error:
-            self._residents.on_lost(device, line.entry.runtime)
+            self._residents.on_lost(device, line.entry)
             ran, lost = error, True
         except ShoalError as error:
             ran = error
@@ -188,7 +188,7 @@ class Dispatch:
         self._metrics.on_batch(batch, ran)
         if any(d.failure is not None and d.failure.code == OutOfMemory.code for d in ran.items):
             # The host has freed and split already, and a lone item still did not fit.
-            await self._residents.renew(device, line.entry.runtime, "ran out of memory")
+            await self._residents.renew(device, line.entry, "ran out of memory")
         for done in ran.items:
             if done.failure is None:
                 await self._held.succeed(done, ran.run_s)

@@ -111,12 +111,12 @@ class Picture:
 
         It cannot be told apart while the process loads another model; then it is what it was.
         """
-        for runtime, process in device.processes.items():
-            held = {k: c for k, c in device.resident.items() if c.entry.runtime == runtime}
+        for name, process in device.processes.items():
+            held = {k: c for k, c in device.resident.items() if c.entry.process == name}
             leaving = device.leaving & held.keys()
-            place = (device.name, runtime)
+            place = (device.name, name)
             sizes_bytes = sum(loaded.size_bytes for loaded in held.values())
-            at_load = any(load.entry.runtime == runtime for load in device.loading.values())
+            at_load = any(load.entry.process == name for load in device.loading.values())
             if memory_of(device.name) == HOST and process.pid is not None and not at_load:
                 grown_bytes = resident_bytes([process.pid]) - process.base_bytes - sizes_bytes
                 self._grown_bytes[place] = max(0, grown_bytes)

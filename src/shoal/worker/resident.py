@@ -35,6 +35,8 @@ State = Literal["cold", "fetching", "loading", "resident", "unavailable"]
 
 UNLOAD_S = 150.0  # it waits for the batch that runs
 HOARD_BYTES = 64 * 1024 * 1024
+# A generator computes for as long as a text grows; whatever else a core has to do comes first.
+GENERATOR_NICE = 10
 
 
 @dataclass(slots=True)
@@ -76,47 +78,47 @@ class Residents:
         """A device by its name."""
         return next(device for device in self.devices if device.name == name)
 
-    def process(self, device: Device, runtime: str) -> RuntimeProcess:
-        """The device's process of a runtime; made here, started when it is first used."""
-        process = device.processes.get(runtime)
+    def process(self, device: Device, entry: Entry) -> RuntimeProcess:
+        """The device's process for a model; made here, started when it is first used."""
+        process = device.processes.get(entry.process)
         if process is None:
             process = RuntimeProcess(
-                runtime,
+                entry.runtime,
                 device=device.name,
                 threads=self._threads,
-                on_lost=lambda: self.on_lost(device, runtime),
-                home=lambda: self._fetches.home(runtime),
+                on_lost=lambda: self.on_lost(device, entry),
+                home=lambda: self._fetches.home(entry.runtime),
+                nice=GENERATOR_NICE if entry.generates else 0,
             )
-            device.processes[runtime] = process
+            device.processes[entry.process] = process
         return process
 
-    def on_lost(self, device: Device, runtime: str) -> None:
-        """A runtime's process has died: what it held is no longer resident."""
-        lost = {k for k, loaded in device.resident.items() if loaded.entry.runtime == runtime}
+    def on_lost(self, device: Device, entry: Entry) -> None:
+        """A model's process has died: what it held is no longer resident."""
+        lost = {k for k, c in device.resident.items() if c.entry.process == entry.process}
         for key in lost:
             del device.resident[key]
         self._on_change()
 
-    async def renew(self, device: Device, runtime: str, why: str) -> None:
-        """Ends a runtime's process, so that all it held is given back; it starts when needed."""
-        log.error("runtime %s on %s %s and is started anew", runtime, device.name, why)
-        await self.process(device, runtime).kill()
+    async def renew(self, device: Device, entry: Entry, why: str) -> None:
+        """Ends a model's process, so that all it held is given back; it starts when needed."""
+        log.error("runtime %s on %s %s and is started anew", entry.process, device.name, why)
+        await self.process(device, entry).kill()
 
     async def traits(self, entry: Entry) -> Traits:
         """What a model's runtime can do, by its own word. Raises `RuntimeFault`.
 
         Where it has never run, the process that is to load the model is started.
         """
-        runtime = entry.runtime
-        known = [d.processes[runtime].hello for d in self.devices if runtime in d.processes]
+        known = [p.hello for d in self.devices if (p := d.processes.get(entry.process))]
         hello = next((hello for hello in known if hello is not None), None)
         if hello is None:
             to_hold = [d for d in self.devices if entry.key in {*d.loading, *d.resident}]
-            process = self.process((to_hold or self.devices)[0], runtime)
+            process = self.process((to_hold or self.devices)[0], entry)
             await process.connection()
             hello = process.hello
         if hello is None:
-            raise RuntimeFault(f"the {runtime} runtime said no hello")
+            raise RuntimeFault(f"the {entry.runtime} runtime said no hello")
         return hello.traits
 
     def pids(self) -> list[int]:
@@ -189,7 +191,7 @@ class Residents:
             loading.phase = "loading"
             spec = await self._fetches.spec(entry)
             async with asyncio.timeout(self._load_timeout_s):
-                connection = await self.process(device, entry.runtime).connection()
+                connection = await self.process(device, entry).connection()
                 loading.in_runtime = True
                 loaded = await connection.load(spec)
         except RuntimeCrashed as raised:
@@ -204,7 +206,7 @@ class Residents:
         except TimeoutError:
             late = ModelLoading(f"{entry.key} did not load in {self._load_timeout_s:.0f} s")
             error = self.faults.on_fault(entry, late)
-            await self.renew(device, entry.runtime, "does not finish a load")
+            await self.renew(device, entry, "does not finish a load")
         except Exception as raised:  # task root
             log.exception("loading %s", entry.key)
             unknown = ModelUnavailable(f"{type(raised).__name__}: {raised}")
@@ -212,7 +214,11 @@ class Residents:
         else:
             if not connection.lost:
                 now_s = monotonic()
-                device.resident[entry.key] = Loaded(entry, loaded.memory_bytes, now_s, now_s)
+                device.resident[entry.key] = Loaded(
+                    *(entry, loaded.memory_bytes, now_s, now_s),
+                    slots=loaded.slots,
+                    kv_tokens=loaded.kv_tokens,
+                )
             self._on_loaded(entry, device, begun_s, loaded.memory_bytes)
         finally:
             del device.loading[entry.key]
@@ -242,42 +248,44 @@ class Residents:
         device.closing.discard(key)
         entry = loaded.entry
         try:
-            process = self.process(device, entry.runtime)
-            if process.hello is not None:
+            process = self.process(device, entry)
+            if entry.generates:
+                await process.rest()  # what an engine has taken goes back with it, and only so
+            elif process.hello is not None:
                 keep = process.hello.traits.host_tier
                 async with asyncio.timeout(UNLOAD_S):
                     left = await process.live().unload(key, keep=keep)
                 if left.process_bytes > process.base_bytes + HOARD_BYTES:
-                    await self._end_if_empty(device, entry.runtime)
+                    await self._end_if_empty(device, entry.process)
         except RuntimeCrashed as error:
             log.warning("%s went with its process: %s", key, error)
         except (ShoalError, TimeoutError) as error:
             log.warning("%s was not unloaded: %r", key, error)
-            await self.renew(device, entry.runtime, "does not unload a model")
+            await self.renew(device, entry, "does not unload a model")
         self.evictions += 1
         log.info("evicted %s from %s: %s", key, device.name, why)
         self._on_change()
         return True
 
-    async def _end_if_empty(self, device: Device, runtime: str) -> None:
+    async def _end_if_empty(self, device: Device, name: str) -> None:
         """Ends a process that keeps memory of its last batches and has no model any more."""
         entries = [loaded.entry for loaded in device.resident.values()]
         entries += [loading.entry for loading in device.loading.values()]
-        if not any(entry.runtime == runtime for entry in entries):
-            await self.process(device, runtime).rest()
+        if not any(entry.process == name for entry in entries):
+            await device.processes[name].rest()
 
     async def end_idle_processes(self, idle_s: float) -> None:
         """Ends the processes that have held no model for so long: they hold memory, too."""
         now_s = monotonic()
         for device in self.devices:
-            at_work = {loaded.entry.runtime for loaded in device.resident.values()}
-            at_work |= {loading.entry.runtime for loading in device.loading.values()}
-            for runtime, process in list(device.processes.items()):
-                if runtime in at_work or process.pid is None:
-                    self._empty_since_s.pop((device.name, runtime), None)
-                elif now_s - self._empty_since_s.setdefault((device.name, runtime), now_s) > idle_s:
-                    log.info("runtime %s on %s holds no model and ends", runtime, device.name)
-                    await self._end_if_empty(device, runtime)
+            at_work = {loaded.entry.process for loaded in device.resident.values()}
+            at_work |= {loading.entry.process for loading in device.loading.values()}
+            for name, process in list(device.processes.items()):
+                if name in at_work or process.pid is None:
+                    self._empty_since_s.pop((device.name, name), None)
+                elif now_s - self._empty_since_s.setdefault((device.name, name), now_s) > idle_s:
+                    log.info("runtime %s on %s holds no model and ends", name, device.name)
+                    await self._end_if_empty(device, name)
 
     async def stop(self) -> None:
         """Ends every load and every process."""

@@ -32,7 +32,8 @@ class RuntimeProcess:
 
     base_bytes: what the process held before its first model.
 
-    home: says before each start where the process starts; None: in this very environment.
+    home: says before each start where the process starts; None: in this very environment. nice:
+    how far it stands back behind other processes of the machine, 0 to 19.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class RuntimeProcess:
         threads: int,
         on_lost: Callable[[], None],
         home: Callable[[], Awaitable[Home | None]] | None = None,
+        nice: int = 0,
     ) -> None:
         self.runtime = runtime
         self.device = device
@@ -51,6 +53,7 @@ class RuntimeProcess:
         self._threads = threads
         self._on_lost = on_lost
         self._home = home
+        self._nice = nice
         self._connection: RuntimeConnection | None = None
         self._child: Child | None = None
         self._starting = asyncio.Lock()
@@ -106,6 +109,7 @@ class RuntimeProcess:
                 *("--runtime", self.runtime),
                 *("--device", self.device.partition("#")[0]),
                 *("--threads", str(self._threads)),
+                *("--nice", str(self._nice)),
             ],
             module="shoal.runtimes.host",
             python=home.python if home is not None else sys.executable,
