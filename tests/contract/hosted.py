@@ -1,123 +1,51 @@
-"""A runtime in its own process, as a worker has it: real host, real socket.
+"""Batches of a runtime in its own process.
 
-Owns starting it (in its bundle where it has one), sending items and comparing answers. Does not
-own what is sent (`subjects`) or claimed (the tests).
+Owns making the items that a worker would make, sending them and comparing answers. Does not own
+the process (`process`), what is sent (`subjects`) or claimed (the tests).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
-import psutil
 
-from shoal.bundles.definition import read
-from shoal.bundles.shelf import Home, Shelf
-from shoal.catalog.resolve import model_spec, tokenizer_path
+from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
 from shoal.errors import CallerError, ShoalError
-from shoal.ipc.client import RuntimeConnection
-from shoal.ipc.messages import Hello, ItemDone, Loaded, ModelSpec, RunItem
+from shoal.ipc.messages import ItemDone, RunItem
 from shoal.wire.envelope import Inputs, Result
 from shoal.wire.records import Record, unpack
-from shoal.worker.supervise import RuntimeProcess
 from shoal.worker.tokenise import Tokeniser
+from tests.contract.process import Process
 from tests.contract.subjects import Subject
-from tests.support.bundle_builds import built
 from tests.support.prepared import run_item
 from tests.support.runtime_models import array, sparse_rows
 
-T = TypeVar("T")
 Answer = list[np.ndarray] | list[Record]
 
 _result = msgspec.msgpack.Decoder(Result).decode
-_CALL_S = 60.0
-_BUILD_S = 110.0
 _VOCABULARY = 2**16  # no sparse vector of these models is longer
 # Float32 in another order of adding; a wrong padding or mask is orders of magnitude worse.
 LEAST_COSINE = 0.9999
 
 
-class Hosted:
-    """One runtime process, on one thread, with the subject's first model loaded."""
+class Hosted(Process):
+    """A process with the subject's first model loaded."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
+        super().__init__(subject.runtime, folder)
         self.subject = subject
-        self.folder = folder
-        self._loop = asyncio.Runner()
-        self._process: RuntimeProcess | None = None
-        self._shelf = Shelf(folder / "bundles", read())
         self._tokenisers: dict[str, Tokeniser | None] = {}
 
     def start(self) -> None:
         """Starts it and loads the model. Raises what the runtime says."""
-        bundle = next(
-            (b for b in self._shelf.bundles if self.subject.runtime in b.definition.runtimes), None
-        )
-        if bundle is not None:
-            self.wait(built(self._shelf, bundle), _BUILD_S)
-
-        async def home() -> Home | None:
-            return None if bundle is None else await self._shelf.home(bundle, lambda _: None)
-
-        self._process = RuntimeProcess(
-            self.subject.runtime, device="cpu#0", threads=1, on_lost=lambda: None, home=home
-        )
-        self.wait(self._process.connection())
+        super().start()
         self.load(self.subject.entry)
-
-    def leave(self) -> None:
-        """Stops it."""
-        if self._process is not None:
-            self.wait(self._process.stop())
-        self._loop.close()
-
-    def wait(self, call: Awaitable[T], most_s: float = _CALL_S) -> T:
-        """What a call gives, in the loop of this process."""
-
-        async def bounded() -> T:
-            return await asyncio.wait_for(call, most_s)
-
-        return self._loop.run(bounded())
-
-    @property
-    def connection(self) -> RuntimeConnection:
-        """The socket to it."""
-        assert self._process is not None
-        return self._process.live()
-
-    @property
-    def hello(self) -> Hello:
-        """Who it says it is."""
-        assert self._process is not None
-        assert self._process.hello is not None
-        return self._process.hello
-
-    def held_bytes(self) -> int:
-        """Resident memory of the process."""
-        return self.wait(self.connection.memory()).process_bytes
-
-    def thread_cpu_s(self) -> dict[int, float]:
-        """Processor time that each thread of the process has used, by its id."""
-        threads = psutil.Process(self.hello.pid).threads()
-        return {one.id: one.user_time + one.system_time for one in threads}
-
-    def spec(self, entry: Entry) -> ModelSpec:
-        """What the runtime is told of an entry."""
-        return model_spec(entry, self.folder)
-
-    def load(self, entry: Entry) -> Loaded:
-        """Loads an entry's model."""
-        return self.wait(self.connection.load(self.spec(entry)))
-
-    def unload(self, entry: Entry, *, keep: bool = False) -> None:
-        """Unloads it."""
-        self.wait(self.connection.unload(entry.key, keep=keep))
 
     def item(self, inputs: Inputs, entry: Entry | None = None, **params: Any) -> RunItem:
         """The item that a worker would make. Raises `CallerError` where a worker refuses it."""
