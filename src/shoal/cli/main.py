@@ -15,6 +15,7 @@ import typer
 
 from shoal.cli.bundles_app import bundles_app
 from shoal.cli.dead import dead_app
+from shoal.cli.lora_app import lora_app
 from shoal.cli.models_app import models_app
 from shoal.cli.options import CatalogFolder, settings_command
 from shoal.core.residency_rank import RANKINGS, RankingName
@@ -82,6 +83,7 @@ app.command("worker")(
     )
 )
 app.add_typer(models_app, name="models")
+app.add_typer(lora_app, name="lora")
 app.add_typer(bundles_app, name="bundles")
 app.add_typer(dead_app, name="dead")
 
