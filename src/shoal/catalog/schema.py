@@ -70,6 +70,13 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(ge=0, description="First guess of what a forward pass costs before its tokens."),
     ] = 3.0
+    max_token_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Of a generator: how long a further token of a text may take; fewer texts "
+            "grow at once where it takes longer."
+        ),
+    ] = None
     bytes_per_token: Annotated[
         float,
         Meta(gt=0, description="Bytes of UTF-8 text per token: the gateway estimates cost by it."),
@@ -315,6 +322,15 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: Annotated[str, Meta(description="One line for people.")] = ""
 
     @property
+    def id(self) -> str:
+        """`base@name`: its name in requests, and on the shelf."""
+        return f"{self.base}@{self.name}"
+
+    @property
     def key(self) -> str:
         """`base@name@revision`: what is loaded and named in messages."""
-        return f"{self.base}@{self.name}@{self.revision}"
+        return f"{self.id}@{self.revision}"
+
+
+# What stands on the shelf, each under its id.
+AnyEntry = Entry | Adapter

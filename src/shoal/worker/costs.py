@@ -18,6 +18,8 @@ MAX_KEPT = 1_000
 _SMOOTHING = 0.05
 _FULL_BATCH_S = 0.1
 _TYPICAL_TOKENS = 64
+_MANY_TOKENS = 2_048
+_ENOUGH_BATCHES = 8
 
 
 @dataclass(slots=True)
@@ -74,7 +76,16 @@ class CostBook:
 
     def rates(self, entry: Entry) -> Rates:
         """The averages of an entry."""
-        return self._rates.setdefault(entry.key, Rates())
+        return self._rates.setdefault(self._key(entry), Rates())
+
+    def known_token_s(self, entry: Entry) -> float:
+        """Device seconds of a padded token in a full batch; 0 where too little was measured."""
+        key = self._key(entry)
+        state = self._models[key].state() if key in self._models else self._kept.get(key)
+        if state is None or state.batches < _ENOUGH_BATCHES:
+            return 0.0
+        full = Work(_MANY_TOKENS, _MANY_TOKENS * _TYPICAL_TOKENS)
+        return CostModel(state).predict_s(full) / _MANY_TOKENS
 
     def token_s(self, entry: Entry) -> float:
         """Device seconds of a useful token while there is plenty to do; 0 while none has run.
@@ -83,8 +94,8 @@ class CostBook:
         batches are small and the price of a token in them says nothing of a backlog's.
         """
         rates, model = self.rates(entry), self.model(entry)
-        if not rates.batch_tokens:
-            return 0.0
+        if not rates.batch_tokens or entry.generates:
+            return rates.token_s
         most = min(
             entry.profile.max_batch_tokens, model.budget_tokens(_FULL_BATCH_S, _TYPICAL_TOKENS)
         )
@@ -102,6 +113,13 @@ class CostBook:
             rates.batch_tokens = _mix(rates.batch_tokens, batch.tokens)
             rates.padded_tokens = _mix(rates.padded_tokens, batch.work.padded_tokens)
 
+    def on_text_grown(self, entry: Entry, tokens: int, took_s: float) -> None:
+        """A text is whole: the device's time for its tokens, its prompt's included."""
+        rates = self.rates(entry)
+        rates.batch_s = _mix(rates.batch_s, took_s)
+        rates.batch_items = _mix(rates.batch_items, 1)
+        rates.batch_tokens = _mix(rates.batch_tokens, tokens)
+
     def on_text(self, entry: Entry, text_bytes: int, tokens: int) -> None:
         """Texts were tokenised."""
         if tokens:
@@ -110,7 +128,8 @@ class CostBook:
             rates.text_tokens = _mix(rates.text_tokens, tokens)
 
     def save(self) -> None:
-        """Writes the file."""
+        """Writes the file; what another process has written there meanwhile stays."""
+        self._kept |= read_book(self._file, CostState)
         for key, model in self._models.items():
             self._kept.pop(key, None)  # what is in use goes to the end: the oldest is the first
             self._kept[key] = model.state()

@@ -20,6 +20,7 @@ from shoal.errors import QueueUnavailable, ShoalError
 from shoal.ipc.messages import ItemDone, RunItem
 from shoal.queue.interface import Delivery, Queue
 from shoal.wire.envelope import EMPTY, DeadLetter, Envelope, Failure, Outcome, Timing, encode
+from shoal.wire.generation import Piece
 from shoal.worker.sent import SentOutcomes
 
 log = logging.getLogger(__name__)
@@ -129,10 +130,27 @@ class Held:
             failures = _wire(item.failures)
             await self._answer(item_id, Outcome(item_id, failures=failures, worker=self._worker))
 
-    async def fail(self, item_id: str, error: ShoalError) -> None:
-        """Ends an attempt with an error: another attempt later, or the error as the answer."""
+    async def grow(self, item_id: str, piece: Piece, at: int) -> None:
+        """Sends what an item's text has grown by, the `at`-th time. Raises `QueueUnavailable`."""
         item = self._items.get(item_id)
         if item is None:
+            return
+        waited_s = max(0.0, item.started_s - item.arrived_s - item.load_s)
+        timing = Timing(item.queued_s + waited_s, item.load_s, monotonic() - item.started_s)
+        outcome = Outcome(item_id, piece=piece, at=at, timing=timing, worker=self._worker)
+        await self._queue.reply(item.envelope.reply, encode(outcome))
+
+    async def fail(self, item_id: str, error: ShoalError, *, again: bool = True) -> None:
+        """Ends an attempt with an error: another attempt later, or the error as the answer.
+
+        again: False where a part of the answer has been sent, so that there can be no other.
+        """
+        item = self._items.get(item_id)
+        if item is None:
+            return
+        if not again:
+            failure = Failure.of(error)
+            await self._answer(item_id, Outcome(item_id, failure=failure, worker=self._worker))
             return
         verdict = judge(error, attempt=item.delivery.attempt, max_attempts=self._max_attempts)
         if verdict.again_in_s is not None:

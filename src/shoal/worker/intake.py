@@ -42,6 +42,7 @@ from shoal.worker.held import Held, HeldItem
 from shoal.worker.lines import Line
 from shoal.worker.residency import Residency
 from shoal.worker.roster import Roster
+from shoal.worker.streams import Streams
 from shoal.worker.tokenise import Prepared, Tokeniser, prepare
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,11 @@ _INLINE_BYTES = 256 * 1024
 
 
 class Intake:
-    """Pulls and prepares. `on_traits` is called with an entry before its first item is placed."""
+    """Pulls and prepares.
+
+    `on_traits` is called with an entry before its first item is placed; `takes_over` says whether
+    another runtime serves a model whose runtime does not start.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Intake:
         held: Held,
         residency: Residency,
         dispatch: Dispatch,
+        streams: Streams,
         *,
         costs: CostBook,
         roster: Roster,
@@ -74,6 +80,7 @@ class Intake:
         self._held = held
         self._residency = residency
         self._dispatch = dispatch
+        self._streams = streams
         self._costs = costs
         self._roster = roster
         self._cache_dir = cache_dir
@@ -84,6 +91,7 @@ class Intake:
         self._preparing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling = True
+        self.takes_over: Callable[[Entry, ShoalError], bool] = lambda _entry, _error: False
         self._cancelled: dict[str, None] = {}
 
     def _spawn(self, work: object, name: str) -> None:
@@ -190,7 +198,10 @@ class Intake:
                 try:
                     await self._prepare_pending(entry)
                 except ShoalError as error:
-                    await self._fail_all(entry, error)
+                    if self.takes_over(entry, error):
+                        await self._return_all(entry)
+                    else:
+                        await self._fail_all(entry, error)
                 except Exception as error:  # task root
                     log.exception("preparing items of %s", entry.key)
                     await self._fail_all(entry, Bug(f"{type(error).__name__}: {error}"))
@@ -260,7 +271,10 @@ class Intake:
     async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
         envelope = item.envelope
         line = self._roster.lines.get((entry.key, envelope.lane))
-        if line is None:  # the model has left the catalog, and nobody serves it any more
+        if line is None or line.entry.runtime != entry.runtime:
+            # The model has left the catalog, or it was prepared for a runtime that does not serve.
+            if line is not None:
+                line.on_prepared(0)
             await self._held.give_back([envelope.item])
             return
         tokens = sum(made.lengths) if isinstance(made, RunItem) else 0
@@ -287,7 +301,9 @@ class Intake:
         )
         if envelope.payload is None:
             self._costs.on_text(entry, len(bytes(envelope.body)), tokens)
-        if not self._dispatch.add(waiting):
+        if entry.generates:
+            self._streams.add(entry, waiting)
+        elif not self._dispatch.add(waiting):
             await self._held.fail(envelope.item, Bug("the window is full"))
 
     async def _fail_all(self, entry: Entry, error: ShoalError) -> None:
@@ -295,6 +311,13 @@ class Intake:
             if line := self._roster.lines.get((entry.key, item.envelope.lane)):
                 line.on_prepared(0)
             await self._held.fail(item.envelope.item, error)
+
+    async def _return_all(self, entry: Entry) -> None:
+        """What is pending goes back: it comes again once the other runtime is on its way."""
+        for item in self._pending.pop(entry.key, []):
+            if line := self._roster.lines.get((entry.key, item.envelope.lane)):
+                line.on_prepared(0)
+            await self._held.give_back([item.envelope.item])
 
     def on_cancel(self, data: bytes) -> None:
         """A request's caller has left: what is here of it, or still comes, is dropped unrun."""
@@ -308,7 +331,11 @@ class Intake:
             del self._cancelled[next(iter(self._cancelled))]
         for item_id in self._held.of_request(request):
             item = self._held[item_id]
-            if item.run_item is None or self._dispatch.remove([item_id]):
+            if (
+                item.run_item is None
+                or self._dispatch.remove([item_id])
+                or self._streams.stop(item_id)
+            ):
                 # Now, and not in a task: an item that has just been prepared must not be placed.
                 self._held.forget(item_id)
                 self._spawn(item.delivery.ack(), "cancel")
@@ -327,8 +354,8 @@ class Intake:
 
 
 def _reads_ids(entry: Entry, traits: Traits) -> bool:
-    """Whether its texts are tokenised here; a model of files has no tokenizer."""
-    return traits.accepts_ids and "text" in entry.inputs
+    """Whether its texts are tokenised here; a model of files has none, and an engine its own."""
+    return traits.accepts_ids and "text" in entry.inputs and not entry.generates
 
 
 def _size_bytes(body: bytes | ShoalError) -> int:

@@ -6,7 +6,7 @@ and the size of the next pull. Does not own pulling (`intake`) or batches (`disp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shoal.catalog.schema import Entry
 from shoal.core.types import Batch, Item, Lane
@@ -98,3 +98,16 @@ class Line:
         """A batch has come back from its device."""
         self._in_flight -= len(batch.items)
         self._in_flight_tokens -= batch.tokens
+
+
+class SlotLine(Line):
+    """A line of a generator: an item is pulled when a slot is free for it, one at a time.
+
+    room: how many could begin now, what is here already counted; set once by whoever knows.
+    """
+
+    room: Callable[[], int] = staticmethod(lambda: 0)
+
+    def next_pull(self) -> int:
+        """One while there is room, and no pull is open."""
+        return 1 if not self.promised and self.room() else 0

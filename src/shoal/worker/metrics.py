@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from shoal.core.types import Batch
 from shoal.ipc.messages import Ran
+from shoal.wire.generation import Generated
 
 
 class Metrics:
@@ -50,6 +51,12 @@ class Metrics:
             "From submission to the start of the item's batch.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
             registry=r,
+        )
+        self.texts = Gauge(
+            "shoal_worker_growing_texts", "Texts that are being generated.", ["model"], registry=r
+        )
+        self._generated = Counter(
+            "shoal_worker_generated_tokens", "Tokens generated.", ["model"], registry=r
         )
         self.window = Gauge(
             "shoal_worker_window_items",
@@ -96,6 +103,13 @@ class Metrics:
         self._batch_items.observe(len(batch.items))
         if ran.padded_tokens:
             self._fill.observe(min(1.0, batch.tokens / ran.padded_tokens))
+
+    def on_text(self, model: str, generated: Generated, took_s: float) -> None:
+        """A text is whole."""
+        self._items.labels(model).inc()
+        self._tokens.labels(model).inc(generated.prompt_tokens + generated.tokens)
+        self._generated.labels(model).inc(generated.tokens)
+        self._run_s.labels(model).inc(took_s)
 
     def on_wait(self, waited_s: float) -> None:
         """An item's batch starts."""

@@ -80,6 +80,8 @@ class Picture:
 
     def _is_held_up(self, key: str) -> bool:
         holders = [device for device in self.residents.devices if key in device.resident]
+        if any(device.resident[key].entry.generates for device in holders):
+            return False  # its texts grow beside the batches of others
         others = all(device.in_flight and not device.is_busy(key) for device in holders)
         return others and any(line.waiting for line in self._roster.lines_of(key))
 
@@ -118,7 +120,7 @@ class Picture:
             sizes_bytes = sum(loaded.size_bytes for loaded in held.values())
             at_load = any(load.entry.process == name for load in device.loading.values())
             if memory_of(device.name) == HOST and process.pid is not None and not at_load:
-                grown_bytes = resident_bytes([process.pid]) - process.base_bytes - sizes_bytes
+                grown_bytes = resident_bytes(process.pids) - process.base_bytes - sizes_bytes
                 self._grown_bytes[place] = max(0, grown_bytes)
             grown_bytes = self._grown_bytes.get(place, 0)
             for key, loaded in held.items():

@@ -130,6 +130,7 @@ class Residency:
         devices = self.residents.devices
         loading = {key for device in devices for key in device.loading}
         running = {sent.model for device in devices for sent in device.sent}
+        running |= {k for device in devices for k, c in device.resident.items() if c.texts}
         return loading | running | {model for model, n in self._demand.waiting.items() if n}
 
     def part_with(self, entry: Entry) -> None:

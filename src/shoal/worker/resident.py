@@ -124,7 +124,7 @@ class Residents:
     def pids(self) -> list[int]:
         """The runtime processes that run."""
         processes = [p for device in self.devices for p in device.processes.values()]
-        return [process.pid for process in processes if process.pid is not None]
+        return [pid for process in processes for pid in process.pids]
 
     def base_bytes(self) -> int:
         """What the processes that run held before their first model."""
@@ -191,9 +191,11 @@ class Residents:
             loading.phase = "loading"
             spec = await self._fetches.spec(entry)
             async with asyncio.timeout(self._load_timeout_s):
-                connection = await self.process(device, entry).connection()
+                process = self.process(device, entry)
+                connection = await process.connection()
                 loading.in_runtime = True
                 loaded = await connection.load(spec)
+                process.on_loaded()
         except RuntimeCrashed as raised:
             log.warning("%s was lost while it loaded: %s", entry.key, raised)
             error = self.faults.on_crash(entry, raised)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from shoal.catalog.schema import Entry
 from shoal.core.types import Lane
-from shoal.worker.lines import Line
+from shoal.worker.lines import Line, SlotLine
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,10 @@ class Change:
 
 
 class Roster:
-    """Entries and lines by key. why_not: why an entry cannot be served here, or None."""
+    """Entries and lines by key. why_not: why an entry cannot be served here, or None.
+
+    slot_room: how many more items of a generator's lane could begin; set before any entry comes.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Roster:
         self._devices = devices
         self._window_items = window_items
         self._why_not = why_not
+        self.slot_room: Callable[[Entry, Lane], int] = lambda _, __: 0
 
     def servable(self) -> list[Entry]:
         """The entries that have lines here, retired ones included."""
@@ -69,12 +74,16 @@ class Roster:
                 self._add(entry)
                 change.added.append(entry)
             elif known != entry:
-                self.entries[key] = entry
-                for line in self.lines_of(key):
-                    line.entry = entry
+                self.replace(entry)
                 change.changed.append(entry)
         self.retired = set(old)
         return change
+
+    def replace(self, entry: Entry) -> None:
+        """Another entry of a model that is here, under the same key."""
+        self.entries[entry.key] = entry
+        for line in self.lines_of(entry.key):
+            line.entry = entry
 
     def servable_by_now(self) -> list[Entry]:
         """Those that could not be served and now can (a file has come). Safe in a thread."""
@@ -97,14 +106,17 @@ class Roster:
             self.unservable[entry.key] = reason
 
     def _make_lines(self, entry: Entry) -> None:
+        kind = SlotLine if entry.generates else Line
         for lane in self._lanes:
-            self.lines[(entry.key, lane)] = Line(
+            line = self.lines[(entry.key, lane)] = kind(
                 entry,
                 lane,
                 devices=self._devices,
                 window_items=self._window_items,
                 budget_tokens=entry.profile.batch_tokens,
             )
+            if isinstance(line, SlotLine):
+                line.room = partial(self.slot_room, entry, lane)
 
     def _drop(self, entry: Entry) -> None:
         del self.entries[entry.key]

@@ -28,9 +28,8 @@ from shoal.core.baselines import BaselinePolicy
 from shoal.core.lanes import parse_lanes
 from shoal.core.residency_plan import ResidencyPlanner
 from shoal.core.residency_rank import make_ranking
-from shoal.core.schedule import ModelRule, Policy, Scheduler
+from shoal.core.schedule import Policy, Scheduler
 from shoal.errors import QueueUnavailable, ShoalError
-from shoal.ipc.messages import Traits
 from shoal.queue.interface import Queue
 from shoal.queue.opening import open_queue
 from shoal.settings import WorkerSettings
@@ -49,8 +48,10 @@ from shoal.worker.picture import Picture
 from shoal.worker.residency import Residency
 from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
+from shoal.worker.rules import Rules
 from shoal.worker.servable import probe_runtimes, why_not
 from shoal.worker.sizes import SizeBook
+from shoal.worker.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Worker:
             devices=len(devices),
             mode="oldest" if settings.policy == "oldest" else "fair",
         )
-        self._scheduled: set[str] = set()
+        self._rules = Rules(self._scheduler, self._costs, window_items=settings.window_items)
         self._roster = Roster(
             [rule.name for rule in rules],
             devices=len(devices),
@@ -112,15 +113,25 @@ class Worker:
             costs=self._costs,
             run_timeout_s=settings.run_timeout_s,
         )
+        self._streams = Streams(
+            self._held,
+            residents,
+            self._roster.lines,
+            rules,
+            metrics=metrics,
+            costs=self._costs,
+            run_timeout_s=settings.run_timeout_s,
+        )
         self._intake = Intake(
             queue,
             self._held,
             self._residency,
             self._dispatch,
+            self._streams,
             costs=self._costs,
             roster=self._roster,
             cache_dir=settings.cache_dir,
-            on_traits=self._on_traits,
+            on_traits=self._rules.on_traits,
         )
         self._heartbeat = Heartbeat(
             self.name, self._roster, self._residency, self._held, costs=self._costs, metrics=metrics
@@ -158,7 +169,10 @@ class Worker:
         self._dispatch.on_room = self._intake.pull
         self._dispatch.on_idle = self._residency.wake
         self._dispatch.can_others_serve = self._residency.can_others_serve
-        self._residency.on_strand = self._dispatch.strand
+        self._streams.on_room = self._intake.pull
+        self._streams.can_others_serve = self._residency.can_others_serve
+        self._roster.slot_room = self._streams.room
+        self._residency.on_strand = self._strand
         self._residency.moves.on_open = self._intake.pull_model
         self._residency.moves.on_told = self._tell_status
         self._peers.on_new = self._due.set
@@ -166,28 +180,16 @@ class Worker:
     def _on_fetched(self, entry: Entry, error: ShoalError | None) -> None:
         self._residency.on_fetched(entry, error)
 
+    def _strand(self, entry: Entry) -> None:
+        if entry.generates:
+            self._streams.strand(entry)
+        else:
+            self._dispatch.strand(entry)
+
     def _on_change(self) -> None:
         self._dispatch.wake()
+        self._streams.wake()
         self._residency.wake()
-
-    def _on_traits(self, entry: Entry, traits: Traits) -> None:
-        """How a model is scheduled is known once its runtime has said what it can do."""
-        if entry.key in self._scheduled:
-            return
-        self._scheduled.add(entry.key)
-        self._scheduler.add_model(
-            self._rule(entry, packing=traits.packing), self._costs.model(entry)
-        )
-
-    def _rule(self, entry: Entry, *, packing: bool) -> ModelRule:
-        return ModelRule(
-            entry.key,
-            weight=entry.weight,
-            packing=packing and entry.options.get("packing") is not False,
-            block_tokens=entry.profile.batch_tokens,
-            max_items=self._settings.window_items,
-            max_batch_tokens=entry.profile.max_batch_tokens,
-        )
 
     def leave(self) -> None:
         """Asks the worker to drain and end."""
@@ -211,6 +213,7 @@ class Worker:
         await self._follow()  # which tells others of this worker: it must be able to hear by now
         loops: dict[str, Coroutine[Any, Any, None]] = {
             "dispatch": self._dispatch.run(),
+            "streams": self._streams.run(),
             "keep alive": self._held.keep_alive(),
             "heartbeat": self._beat(),
             "residency": self._residency.run(),
@@ -260,9 +263,7 @@ class Worker:
         change = self._roster.follow(current, [*retired, *still])
         for entry in change.changed:
             self._residency.residents.on_entry(entry)
-            if entry.key in self._scheduled:
-                packing = self._scheduler.packs(entry.key)
-                self._scheduler.change_model(self._rule(entry, packing=packing))
+            self._rules.on_entry(entry)
         for key in self._roster.retired:
             self._fetches.give_up(key)
         served = {entry.key for entry in change.added} - self._roster.unservable.keys()
@@ -285,8 +286,8 @@ class Worker:
                 await self._queue.withdraw(entry.key, line.lane)
             self._residency.part_with(entry)
             self._intake.forget(entry)
-            self._scheduled.discard(entry.key)
-            self._scheduler.remove_model(entry.key)
+            self._streams.forget(entry)
+            self._rules.forget(entry)
 
     async def _bring_lines(self) -> None:
         """Makes and removes lines at the broker; what fails, or still holds items, is due again."""
@@ -327,13 +328,11 @@ class Worker:
             log.debug("heartbeat: %s", error)
 
     def _set_budgets(self) -> None:
-        """What changes slowly: how much a full batch of a line is."""
+        """The scheduler's gauges, and how much a full batch of each line is."""
         self._metrics.urgent.set(self._scheduler.urgent_batches)
         self._metrics.debt_s.set(self._scheduler.debt_s)
         if self._settings.policy in ("fair", "oldest"):
-            for (model, lane), line in self._roster.lines.items():
-                if model in self._scheduled:
-                    line.budget_tokens = self._scheduler.budget_tokens(model, lane)
+            self._rules.set_budgets(self._roster.lines)
 
     def _save(self) -> None:
         self._costs.save()
@@ -354,6 +353,7 @@ class Worker:
             task.cancel()
         await self._intake.close()
         await self._dispatch.close()
+        await self._streams.close()
         await self._residency.close()
         await self._held.give_back_all()
         await self._residency.residents.stop()

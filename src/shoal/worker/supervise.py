@@ -12,6 +12,8 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 
+import psutil
+
 from shoal.bundles.shelf import Home
 from shoal.clock import monotonic
 from shoal.errors import RuntimeCrashed, RuntimeUnavailable, ShoalError
@@ -54,6 +56,7 @@ class RuntimeProcess:
         self._on_lost = on_lost
         self._home = home
         self._nice = nice
+        self._children: list[int] = []
         self._connection: RuntimeConnection | None = None
         self._child: Child | None = None
         self._starting = asyncio.Lock()
@@ -80,6 +83,20 @@ class RuntimeProcess:
         """The running process; None when there is none."""
         running = self._connection is not None and not self._connection.lost
         return self._child.pid if running and self._child is not None else None
+
+    @property
+    def pids(self) -> list[int]:
+        """The running process and the processes that it had when it last loaded a model."""
+        return [self.pid, *self._children] if self.pid is not None else []
+
+    def on_loaded(self) -> None:
+        """Looks which processes of its own the runtime has: an engine may be several."""
+        try:
+            self._children = [
+                child.pid for child in psutil.Process(self.pid).children(recursive=True)
+            ]
+        except psutil.Error:
+            self._children = []
 
     def live(self) -> RuntimeConnection:
         """The connection to the process that runs now; nothing is started.
@@ -141,7 +158,7 @@ class RuntimeProcess:
             "runtime %s %s on %s ready in %.2f s (pid %d)",
             *(self.runtime, self.hello.version, self.device, monotonic() - begun_s, child.pid),
         )
-        self._child = child
+        self._child, self._children = child, []
         self.base_bytes = resident_bytes([child.pid])
         self._watching = asyncio.create_task(
             self._watch(child, connection, begun_s), name=f"watch {self.runtime} on {self.device}"

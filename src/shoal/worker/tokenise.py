@@ -18,12 +18,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import structs
 from tokenizers import Tokenizer
 
 from shoal.catalog.schema import Entry
 from shoal.errors import CallerError, InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
 from shoal.ipc.messages import RunItem, Traits
 from shoal.wire.envelope import Envelope, Inputs
+from shoal.wire.generation import Generation
 from shoal.wire.media import cost_tokens
 from shoal.worker.windows import Span, windows, word_spans
 
@@ -179,6 +181,8 @@ def prepare(
     Raises a `CallerError` that names the input at fault, unless the request is `partial`: then
     that input alone is left out. A fault of the query is the whole item's.
     """
+    if entry.generates:
+        return Prepared(_as_text_to_grow(entry, envelope, inputs))
     if inputs.blobs:
         return Prepared(_as_blobs(entry, envelope, inputs))
     layout, query, groups = _layout(entry, envelope, inputs)
@@ -314,6 +318,28 @@ def _as_blobs(entry: Entry, envelope: Envelope, inputs: Inputs) -> RunItem:
         [cost_tokens(blob, entry.inputs) for blob in inputs.blobs],
         blobs=inputs.blobs,
         params=envelope.params,
+    )
+
+
+def _as_text_to_grow(entry: Entry, envelope: Envelope, inputs: Inputs) -> RunItem:
+    """For a generator: one text or conversation. The length is an estimate.
+
+    Its pieces are wanted here in any case: they show that the engine is at work.
+    """
+    asked = envelope.params.generation or Generation()
+    chat = inputs.chats[0] if inputs.chats else []
+    if len(inputs.chats) + len(inputs.texts) != 1:
+        raise InvalidRequest("one prompt or conversation is continued at a time", param="prompt")
+    seed = None if asked.seed is None else asked.seed + envelope.index % asked.n
+    size_bytes = sum(len(turn.content) for turn in chat) or sum(map(len, inputs.texts))
+    generation = structs.replace(asked, stream=True, seed=seed)
+    return RunItem(
+        envelope.item,
+        envelope.task,
+        [1 + int(size_bytes / entry.profile.bytes_per_token)],
+        texts=inputs.texts,
+        params=structs.replace(envelope.params, generation=generation),
+        chat=chat,
     )
 
 
