@@ -183,7 +183,8 @@ class NullRuntime:
 
     def start(self, key: str, item: RunItem, emit: Emit) -> None:
         """Begins to generate."""
-        self._texts.start(self._models[key].spec, self._checked(key, item), emit)
+        checked = self._checked(key, item)
+        self._texts.start(self._models[key].spec, checked, emit)
 
     def stop(self, item: str) -> None:
         """Ends an item early."""
