@@ -85,7 +85,7 @@ def test_record_that_makes_no_sense_says_why():
         decode_record("a", msgspec.json.encode(plain))
     del plain["entry"]["newer"]
     assert decode_record("a", msgspec.json.encode(plain)).entry == _entry()
-    with pytest.raises(CatalogError, match="key of another model"):
+    with pytest.raises(CatalogError, match="key of another entry"):
         decode_record("b", msgspec.json.encode(plain))
     del plain["entry"]["outputs"]
     with pytest.raises(CatalogError, match="`encode` needs an output"):

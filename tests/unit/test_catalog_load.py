@@ -93,7 +93,7 @@ def test_load_of_the_builtin_catalog_succeeds():
         ),
         (("[encode]", "[encode, classify]"), 2, "tasks: `classify` needs `heads.classify`"),
         (("[encode]", "[encode, score]\nscorer: maxsim"), 3, "`outputs.multivector` is missing"),
-        (("[encode]", "[encode, generate]"), 2, "tasks[1]: `generate`: no runtime serves it yet"),
+        (("[encode]", "[encode, generate]"), 2, "tasks: a generator has a process of its own"),
         (("[encode]", "[encode, extract]"), 1, "extracts: `extract` needs what it returns"),
         (("outputs:", "extracts: [entities]\noutputs:"), 4, "`tasks` does not have `extract`"),
         (("[encode]", "[encode, transcribe]"), 1, "inputs: `transcribe` listens: `audio` is"),

@@ -1,8 +1,8 @@
 """What is written of the catalog for all to see, and what makes one catalog another.
 
-Owns the record of a model (its one form in bytes, and why one cannot be read), the difference of
-two catalogs, and the reasons to refuse a change. Pure. Does not own where records are kept (a
-shelf, see `follow`), who writes them (`seed`) or the sense of a single entry (`check`).
+Owns the record of a model or an adapter (its one form in bytes, and why one cannot be read), the
+difference of two catalogs, and the reasons to refuse a change. Pure. Does not own where records are
+kept (a shelf, see `follow`), who writes them (`seed`) or the sense of a single entry (`check`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import fields as struct_fields
 
 from shoal.catalog.check import Finding, sense, shape
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.errors import CatalogError
 
 Origin = Literal["folder", "command"]
@@ -44,9 +44,9 @@ LIVE_FIELDS = frozenset(
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A model as it stands on the shelf. origin: a catalog folder, or a person's command."""
+    """An entry as it stands on the shelf. origin: a catalog folder, or a person's command."""
 
-    entry: Entry
+    entry: AnyEntry
     origin: Origin
 
 
@@ -63,8 +63,8 @@ class FieldChange:
 class Changed:
     """An entry that is in both catalogs and differs."""
 
-    before: Entry
-    after: Entry
+    before: AnyEntry
+    after: AnyEntry
     fields: tuple[FieldChange, ...]
 
 
@@ -72,18 +72,23 @@ class Changed:
 class Changes:
     """What leads from one catalog to another; each part in the order of the ids."""
 
-    added: tuple[Entry, ...] = ()
+    added: tuple[AnyEntry, ...] = ()
     changed: tuple[Changed, ...] = ()
-    removed: tuple[Entry, ...] = ()
-    same: tuple[Entry, ...] = ()
+    removed: tuple[AnyEntry, ...] = ()
+    same: tuple[AnyEntry, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
 
 
-def shelf_key(model_id: str) -> str:
-    """The key of a model's record: injective, since an id has no `=` in it."""
-    return model_id.replace(".", "=2E")
+def shelf_key(entry_id: str) -> str:
+    """The key of an entry's record: injective, since an id has no `=` in it."""
+    return entry_id.replace(".", "=2E").replace("@", "=40")
+
+
+def shelf_id(key: str) -> str:
+    """The id of the entry whose record stands under a key."""
+    return key.replace("=40", "@").replace("=2E", ".")
 
 
 def encode_record(record: Record) -> bytes:
@@ -95,7 +100,7 @@ def encode_record(record: Record) -> bytes:
     return msgspec.json.encode({"entry": plain_entry(record.entry), "origin": record.origin})
 
 
-def plain_entry(entry: Entry) -> dict[str, Any]:
+def plain_entry(entry: AnyEntry) -> dict[str, Any]:
     """An entry as it would stand in YAML: what differs from the defaults, in the schema's order."""
     return _trimmed(entry)
 
@@ -109,13 +114,14 @@ def decode_record(key: str, data: bytes) -> Record:
     if not isinstance(document, dict) or document.get("origin") not in get_args(Origin):
         raise CatalogError("no record of an entry and its origin")
     plain = document.get("entry")
+    kind: type[AnyEntry] = Adapter if "@" in shelf_id(key) else Entry
     try:
-        entry = msgspec.convert(plain, Entry)
+        entry = msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         # Only now, for it takes a hundred times as long, every fault and its place.
-        raise CatalogError(_said(shape(plain)) or str(error)) from error
+        raise CatalogError(_said(shape(plain, kind)) or str(error)) from error
     if shelf_key(entry.id) != key:
-        raise CatalogError(f"the record of `{entry.id}` stands under the key of another model")
+        raise CatalogError(f"the record of `{entry.id}` stands under the key of another entry")
     findings = sense(entry)
     if findings:
         raise CatalogError(_said(findings))
@@ -128,7 +134,7 @@ def _said(findings: Iterable[Finding]) -> str:
     )
 
 
-def difference(wanted: Iterable[Entry], present: Iterable[Entry]) -> Changes:
+def difference(wanted: Iterable[AnyEntry], present: Iterable[AnyEntry]) -> Changes:
     """What would make the catalog `present` the catalog `wanted`."""
     have = {entry.id: entry for entry in present}
     want = {entry.id: entry for entry in wanted}
@@ -142,24 +148,24 @@ def difference(wanted: Iterable[Entry], present: Iterable[Entry]) -> Changes:
     )
 
 
-def changed_fields(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
+def changed_fields(before: AnyEntry, after: AnyEntry) -> tuple[FieldChange, ...]:
     """The fields in which two entries differ, in the order of the schema."""
     old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
     return tuple(
         FieldChange(name, old[name], new[name])
-        for name in Entry.__struct_fields__
+        for name in type(after).__struct_fields__
         if old[name] != new[name]
     )
 
 
-def refusals(changes: Changes, others: Iterable[Entry] = ()) -> list[str]:
+def refusals(changes: Changes, others: Iterable[AnyEntry] = ()) -> list[str]:
     """Every reason not to make these changes; empty where they may be made.
 
     others: entries that stay beside the catalog that was compared (of another origin, say).
     """
     after = [*changes.same, *(pair.after for pair in changes.changed), *changes.added]
     reasons = [
-        f"model `{entry.id}`: {finding.path}: {finding.what}"
+        f"{kind_of(entry)} `{entry.id}`: {finding.path}: {finding.what}"
         for entry in after
         for finding in sense(entry)
     ]
@@ -174,21 +180,41 @@ def not_live(changes: Changes) -> list[str]:
     for pair in changes.changed:
         bound = [field.name for field in pair.fields if field.name not in LIVE_FIELDS]
         if bound and pair.before.revision == pair.after.revision:
+            what = f"{kind_of(pair.after)} `{pair.after.id}`"
             reasons.append(
-                f"model `{pair.after.id}`: a change of {', '.join(bound)} needs another "
+                f"{what}: a change of {', '.join(bound)} needs another "
                 f"`revision` than `{pair.before.revision}`, which is being served"
             )
     return reasons
 
 
-def clashes(entries: Iterable[Entry]) -> dict[str, str]:
-    """The entries with a name that an earlier one has: their ids, each with the reason.
+def kind_of(entry: AnyEntry) -> str:
+    """What an entry is, for people."""
+    return "adapter" if isinstance(entry, Adapter) else "model"
 
-    Their other names stay free, as if they were not there.
+
+def parted(entries: Iterable[AnyEntry]) -> tuple[list[Entry], list[Adapter]]:
+    """The models among entries, and the adapters, each in the given order."""
+    models: list[Entry] = []
+    adapters: list[Adapter] = []
+    for entry in entries:
+        if isinstance(entry, Adapter):
+            adapters.append(entry)
+        else:
+            models.append(entry)
+    return models, adapters
+
+
+def clashes(entries: Iterable[AnyEntry]) -> dict[str, str]:
+    """The entries that nobody could ask for: their ids, each with the reason.
+
+    A model with a name that an earlier one has; its other names stay free, as if it were not
+    there. An adapter of no model, or with its model's revision as its name.
     """
+    models, adapters = parted(entries)
     owners: dict[str, str] = {}
     out: dict[str, str] = {}
-    for entry in entries:
+    for entry in models:
         names = (entry.id, *entry.aliases)
         taken = [name for name in names if name in owners]
         if taken:
@@ -196,6 +222,17 @@ def clashes(entries: Iterable[Entry]) -> dict[str, str]:
             out[entry.id] = f"model `{entry.id}`: the name `{taken[0]}` is taken by `{owner}`"
             continue
         owners.update(dict.fromkeys(names, entry.id))
+    revisions = {entry.id: entry.revision for entry in models if entry.id not in out}
+    for adapter in adapters:
+        if adapter.base not in revisions:
+            out[adapter.id] = (
+                f"adapter `{adapter.id}`: no model of the catalog has the id `{adapter.base}`"
+            )
+        elif adapter.name == revisions[adapter.base]:
+            out[adapter.id] = (
+                f"adapter `{adapter.id}`: that is the name of revision `{adapter.name}` of "
+                f"`{adapter.base}`"
+            )
     return out
 
 

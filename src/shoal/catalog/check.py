@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields as struct_fields
 
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.catalog.sources import TOKENIZER_PICKLE, local_path, source_fault, weights_fault
 from shoal.core.spelling import did_you_mean
 from shoal.ipc.messages import HeadSpec
@@ -61,12 +61,14 @@ def shape(value: Any, hint: Any = Entry, path: str = "") -> list[Finding]:
     return inner or _leaf(value, hint, metas, path)
 
 
-def sense(entry: Entry, *, served: bool = True) -> list[Finding]:
+def sense(entry: AnyEntry, *, served: bool = True) -> list[Finding]:
     """Every way in which the fields of an entry contradict or lack one another.
 
     served: False for an entry that is only known, as those of the field are: it may name a hub's
     model without a revision.
     """
+    if isinstance(entry, Adapter):
+        return list(_places(entry))
     return [
         *_names(entry),
         *_generating(entry),
@@ -178,20 +180,27 @@ def _names(entry: Entry) -> Iterator[Finding]:
             yield Finding(_join("prompts", prompt), "a prompt's name is a-z, 0-9, `_` and `-`")
 
 
-def _places(entry: Entry) -> Iterator[Finding]:
-    for field, source in (("source", entry.source), ("tokenizer", entry.tokenizer)):
-        fault = source_fault(source) if source is not None else None
+def _places(entry: AnyEntry) -> Iterator[Finding]:
+    fault = source_fault(entry.source)
+    if fault:
+        yield Finding("source", fault)
+    if isinstance(entry, Entry):
+        yield from _other_places(entry)
+    for name in entry.digests:
+        fault = local_path(name)
         if fault:
-            yield Finding(field, fault)
+            yield Finding("digests", f"`{name}` {fault}")
+
+
+def _other_places(entry: Entry) -> Iterator[Finding]:
+    fault = source_fault(entry.tokenizer) if entry.tokenizer is not None else None
+    if fault:
+        yield Finding("tokenizer", fault)
     if (entry.tokenizer or "").endswith(TOKENIZER_PICKLE) and not entry.allow_pickle:
         yield Finding("tokenizer", "is a pickle, which needs `allow_pickle: true`")
     fault = entry.weights and weights_fault(entry.weights, allow_pickle=entry.allow_pickle)
     if fault:
         yield Finding("weights", f"`{entry.weights}` {fault}")
-    for name in entry.digests:
-        fault = local_path(name)
-        if fault:
-            yield Finding("digests", f"`{name}` {fault}")
 
 
 def _generating(entry: Entry) -> Iterator[Finding]:

@@ -14,8 +14,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from shoal.catalog.change import Record, clashes, decode_record, encode_record, shelf_key
-from shoal.catalog.schema import Entry
+from shoal.catalog.change import (
+    Record,
+    clashes,
+    decode_record,
+    encode_record,
+    parted,
+    shelf_key,
+)
+from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.clock import wall
 from shoal.errors import CatalogError, QueueUnavailable
@@ -23,6 +30,7 @@ from shoal.errors import CatalogError, QueueUnavailable
 log = logging.getLogger(__name__)
 
 RETIRED_S = 600.0  # the longest deadline that a gateway allows unless it is told otherwise
+_ANY_POOL = ""  # an adapter is served wherever its model is
 
 
 class ShelfRecord(Protocol):
@@ -85,7 +93,8 @@ class Following:
         self._records: dict[str, tuple[int, Record]] = {}
         self._written_s: dict[str, float] = {}
         self._unreadable: dict[str, str] = {}
-        self._retired: dict[tuple[str, str], tuple[Entry, float]] = {}
+        self._retired: dict[tuple[str, str], tuple[AnyEntry, float]] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._started = False
         self._is_due = False
 
@@ -131,14 +140,26 @@ class Following:
 
         Each is here for `RETIRED_S` after it was replaced; the one replaced last comes first.
         """
+        self._forget_old()
+        current = {(entry.key, entry.pool) for entry in self.snapshot.entries}
+        found = [(e, at_s) for n, (e, at_s) in self._retired.items() if n not in current]
+        found.sort(key=lambda each: -each[1])
+        return [e for e, _ in found if isinstance(e, Entry) and e.pool == pool]
+
+    def adapter(self, key: str) -> Adapter | None:
+        """The adapter of a key (`base@name@revision`), now or retired; None where there is none."""
+        found = self._adapters.get(key)
+        if found is not None:
+            return found
+        self._forget_old()
+        retired, _ = self._retired.get((key, _ANY_POOL), (None, 0.0))
+        return retired if isinstance(retired, Adapter) else None
+
+    def _forget_old(self) -> None:
         now_s = wall()
         old = [name for name, (_, at_s) in self._retired.items() if at_s <= now_s - RETIRED_S]
         for name in old:
             del self._retired[name]
-        current = {(entry.key, entry.pool) for entry in self.snapshot.entries}
-        found = [(e, at_s) for n, (e, at_s) in self._retired.items() if n not in current]
-        found.sort(key=lambda each: -each[1])
-        return [entry for entry, _ in found if entry.pool == pool]
 
     def _on_record(self, version: ShelfRecord) -> None:
         key = version.key
@@ -168,8 +189,8 @@ class Following:
             if record is not None or version.data is None:
                 return
 
-    def _retire(self, entry: Entry, at_s: float) -> None:
-        name = (entry.key, entry.pool)
+    def _retire(self, entry: AnyEntry, at_s: float) -> None:
+        name = (entry.key, _ANY_POOL if isinstance(entry, Adapter) else entry.pool)
         _, before_s = self._retired.get(name, (entry, 0.0))
         self._retired[name] = (entry, max(at_s, before_s))
 
@@ -183,7 +204,9 @@ class Following:
         for reason in (reason for reason in out.values() if reason not in known):
             log.warning("left out of the catalog: %s", reason)
         self.faults = self._unreadable | {shelf_key(name): why for name, why in out.items()}
-        self.snapshot = Snapshot(entry for entry in entries if entry.id not in out)
+        models, adapters = parted(entry for entry in entries if entry.id not in out)
+        self.snapshot = Snapshot(models, adapters)
+        self._adapters = {adapter.key: adapter for adapter in adapters}
         self._on_change(self.snapshot)
 
 

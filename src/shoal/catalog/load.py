@@ -3,14 +3,15 @@
 Owns reading, and gathering every fault of a folder into one `CatalogError` with file, line and
 place. Does not own what is right (`check`), names (`snapshot`) or weights (`resolve`).
 
-A folder is flat: one entry in each `*.yaml` (or `*.yml`) file. Hidden files and Markdown are
-passed over, folders are not entered; any other file is a fault, since it was meant to be something.
+A folder is flat: one model, or one adapter (it has a `base`), in each `*.yaml` (or `*.yml`) file.
+Hidden files and Markdown are passed over, folders are not entered; any other file is a fault, since
+it was meant to be something.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 import msgspec
 import yaml
 
+from shoal.catalog.change import clashes, parted
 from shoal.catalog.check import Finding, sense, shape
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.errors import CatalogError
 
@@ -86,10 +88,10 @@ def _snapshot(folder: Path, *, served: bool) -> Snapshot:
         listed = "\n".join(f"  {fault}" for fault in faults)
         count = "an error" if len(faults) == 1 else f"{len(faults)} errors"
         raise CatalogError(f"the catalog in {folder} has {count}:\n{listed}")
-    return Snapshot(entries)
+    return Snapshot(*parted(entries))
 
 
-def read(folder: Path, *, served: bool = True) -> tuple[list[Entry], list[Fault]]:
+def read(folder: Path, *, served: bool = True) -> tuple[list[AnyEntry], list[Fault]]:
     """The sound entries of a folder and every fault of the others. served: see `check.sense`."""
     try:
         if not folder.is_dir():
@@ -97,7 +99,7 @@ def read(folder: Path, *, served: bool = True) -> tuple[list[Entry], list[Fault]
         files = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name[0] != "."]
     except OSError as error:
         return [], [Fault(str(folder), 0, f"cannot be read: {error}")]
-    entries: list[tuple[_Document, Entry]] = []
+    entries: list[tuple[_Document, AnyEntry]] = []
     faults: list[Fault] = []
     for path in files:
         if path.suffix == ".md":
@@ -114,37 +116,52 @@ def read(folder: Path, *, served: bool = True) -> tuple[list[Entry], list[Fault]
     if not entries and not faults:
         faults.append(Fault(str(folder), 0, "there is no *.yaml file in it"))
     faults += _clashes(entries)
+    faults += _lost_adapters(entries)
     return [entry for _, entry in entries], faults
 
 
 def read_file(path: Path) -> tuple[Entry | None, list[Fault]]:
-    """The entry in one file, or every fault of it."""
+    """The model in one file, or every fault of it."""
     document = _read_document(path)
-    return _entry(document, served=True), document.faults
+    entry = _entry(document, served=True)
+    if isinstance(entry, Adapter):
+        return None, [Fault(path.name, 0, "an adapter, not a model: see `shoal lora add`")]
+    return entry, document.faults
 
 
-def _entry(document: _Document, *, served: bool) -> Entry | None:
+def _entry(document: _Document, *, served: bool) -> AnyEntry | None:
     if document.faults:
         return None
-    document.blame(shape(document.value))
+    is_adapter = isinstance(document.value, dict) and "base" in document.value
+    kind: type[AnyEntry] = Adapter if is_adapter else Entry
+    document.blame(shape(document.value, kind))
     if document.faults:
         return None
-    entry = msgspec.convert(document.value, Entry)
+    entry = msgspec.convert(document.value, kind)
     document.blame(sense(entry, served=served))
     return None if document.faults else entry
 
 
-def _clashes(entries: Iterable[tuple[_Document, Entry]]) -> Iterator[Fault]:
+def _clashes(entries: Iterable[tuple[_Document, AnyEntry]]) -> Iterator[Fault]:
     owners: dict[str, tuple[str, str]] = {}
     for document, entry in entries:
-        for name in (entry.id, *entry.aliases):
+        aliases = entry.aliases if isinstance(entry, Entry) else ()
+        for name in (entry.id, *aliases):
             file, other = owners.setdefault(name, (document.file, entry.id))
             if file == document.file:
                 continue
-            line = document.lines.get("id" if name == entry.id else "aliases", 0)
+            at = "name" if isinstance(entry, Adapter) else "id"
+            line = document.lines.get(at if name == entry.id else "aliases", 0)
             kind = "id" if name == entry.id == other else "name"
             what = f"{kind} `{name}` is taken by `{other}` in {file}"
             yield Fault(document.file, line, what)
+
+
+def _lost_adapters(entries: Sequence[tuple[_Document, AnyEntry]]) -> Iterator[Fault]:
+    lost = clashes(entry for _, entry in entries)
+    for document, entry in entries:
+        if isinstance(entry, Adapter) and entry.id in lost:
+            yield Fault(document.file, document.lines.get("base", 0), lost[entry.id])
 
 
 def _read_document(path: Path) -> _Document:

@@ -19,18 +19,19 @@ from shoal.catalog.change import (
     decode_record,
     difference,
     encode_record,
+    kind_of,
     shelf_key,
 )
 from shoal.catalog.follow import Shelf
 from shoal.catalog.load import load
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import AnyEntry
 from shoal.errors import CatalogError
 
 log = logging.getLogger(__name__)
 
 
 async def read_records(shelf: Shelf) -> dict[str, tuple[Record, int]]:
-    """The records that can be read and their revisions, by model id. Raises `QueueUnavailable`."""
+    """The records that can be read and their revisions, by entry id. Raises `QueueUnavailable`."""
     found: dict[str, tuple[Record, int]] = {}
     for version in await shelf.read():
         try:
@@ -49,7 +50,7 @@ async def join(shelf: Shelf, folder: Path | None) -> None:
     """
     mine = None if folder is None else load(folder)
     if not await shelf.read():
-        for entry in (mine or load(None)).entries:
+        for entry in (mine or load(None)).everything:
             key = shelf_key(entry.id)
             if not await shelf.versions(key):  # what was removed stays so
                 await shelf.put(key, encode_record(Record(entry, "folder")), 0)
@@ -57,7 +58,7 @@ async def join(shelf: Shelf, folder: Path | None) -> None:
         records = await read_records(shelf)
         differing = [
             entry.id
-            for entry in mine.entries
+            for entry in mine.everything
             if entry.id not in records or records[entry.id][0].entry != entry
         ]
         if differing:
@@ -68,7 +69,7 @@ async def join(shelf: Shelf, folder: Path | None) -> None:
             )
 
 
-async def mirror(shelf: Shelf, entries: Sequence[Entry]) -> None:
+async def mirror(shelf: Shelf, entries: Sequence[AnyEntry]) -> None:
     """Makes what came from a folder equal to `entries`; what a command wrote stays as it is.
 
     For a cluster that is being started: the rule that other weights need another revision is not
@@ -79,7 +80,7 @@ async def mirror(shelf: Shelf, entries: Sequence[Entry]) -> None:
     out = clashes([*commanded.values(), *entries])
     for entry in entries:
         if entry.id in commanded and entry != commanded[entry.id]:
-            log.warning("model `%s` stays as a command wrote it", entry.id)
+            log.warning("%s `%s` stays as a command wrote it", kind_of(entry), entry.id)
         elif entry.id in out and entry.id not in commanded:
             log.warning("left out of the catalog: %s", out[entry.id])
     wanted = [e for e in entries if e.id not in out and e.id not in commanded]
@@ -95,18 +96,22 @@ async def write(
 ) -> None:
     """Makes changes that were checked, what makes a name free before what takes it.
 
-    revisions: those of the records, by model id, that the changes were checked against (as of
+    revisions: those of the records, by entry id, that the changes were checked against (as of
     `read_records`); where another one is found, the rest is not written and `CatalogError` says
     so. Without them whatever is there is replaced. Raises `QueueUnavailable`.
     """
 
-    def seen(entry: Entry) -> int | None:
+    def seen(entry: AnyEntry) -> int | None:
         return None if revisions is None else revisions.get(entry.id, 0)
 
     for entry in changes.removed:
         if not await shelf.remove(shelf_key(entry.id), seen(entry)) and revisions is not None:
-            raise CatalogError(f"model `{entry.id}` was changed by someone else meanwhile")
+            raise CatalogError(
+                f"{kind_of(entry)} `{entry.id}` was changed by someone else meanwhile"
+            )
     for entry in [*(pair.after for pair in changes.changed), *changes.added]:
         data = encode_record(Record(entry, origin))
         if await shelf.put(shelf_key(entry.id), data, seen(entry)) is None:
-            raise CatalogError(f"model `{entry.id}` was changed by someone else meanwhile")
+            raise CatalogError(
+                f"{kind_of(entry)} `{entry.id}` was changed by someone else meanwhile"
+            )

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from shoal.bundles.definition import read as read_bundles
 from shoal.bundles.shelf import Shelf
+from shoal.catalog.change import parted
 from shoal.catalog.load import field, load, read
 from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
@@ -64,9 +65,11 @@ def check(folder: Path) -> int:
     for fault in faults:
         print(fault)
     if not faults:
-        count = f"{len(entries)} model" + ("s" if len(entries) != 1 else "")
+        models, adapters = parted(entries)
+        count = f"{len(models)} model" + ("s" if len(models) != 1 else "")
+        count += f", {len(adapters)} LoRA adapters" if adapters else ""
         print(f"{folder}: {count}, no fault")
-        for entry in entries:
+        for entry in models:
             reason = why_unusable(entry)
             if reason is not None:
                 print(f"  note: {entry.id} cannot run on this machine: {reason}")

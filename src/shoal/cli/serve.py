@@ -139,7 +139,7 @@ async def _write_catalog(settings: ServeSettings, snapshot: Snapshot, *, is_ours
     queue = await open_queue(settings, name="shoal serve")
     try:
         if is_ours or settings.catalog is not None:
-            await mirror(queue.catalog, snapshot.entries)
+            await mirror(queue.catalog, snapshot.everything)
         else:
             await join(queue.catalog, None)
     finally:
