@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.contract.declared import PLANNED, RUNTIMES, UNSUPPORTED, runtime_of
+from tests.contract.declared import (
+    FIXTURES,
+    GROUPS,
+    OPTIONAL,
+    RUNTIMES,
+    UNSUPPORTED,
+    about,
+    claim_of,
+)
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parents[1] / "docs" / "runtimes.json"
@@ -25,41 +33,53 @@ class Recorder:
     """A pytest plugin that keeps what became of each test."""
 
     def __init__(self) -> None:
-        self.claims: dict[str, str] = {}
+        self.claims: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
         self.runtimes: dict[str, dict[str, str]] = {name: {} for name in RUNTIMES}
-        self.found: dict[str, dict[str, str]] = {name: {} for name in RUNTIMES}
+        self.found: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, dict[str, str]] = {}
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
-        """Notes a test that held."""
+        """Notes a test that held, or was skipped where that may be."""
         report = (yield).get_result()
-        runtime = runtime_of(item)
-        if runtime is None or report.when != "call" or not report.passed:
+        tested = about(item)
+        if tested is None:
+            return
+        group, runtime = tested
+        claim = claim_of(item.originalname)
+        if report.skipped and runtime in OPTIONAL:
+            self.found[group, runtime, claim] = f"not run here: {report.longrepr[2]}"
+        if report.when != "call" or not report.passed:
             return
         noted = dict(item.user_properties)
-        claim = item.originalname.removeprefix("test_contract_")
         if claim == _ABOUT_MODELS:
             self.models.setdefault(noted["model"], {})[runtime] = noted.get("refused", HELD)
             return
-        self.claims[claim] = " ".join((item.function.__doc__ or "").split())
-        self.found[runtime][claim] = HELD
-        hosted = item.funcargs["hosted"]
-        entry = hosted.subject.entry
-        self.runtimes[runtime] = {"version": hosted.hello.version, "model": entry.id}
+        self.claims[group][claim] = " ".join((item.function.__doc__ or "").split())
+        self.found[group, runtime, claim] = HELD
+        running = next(item.funcargs[name] for name in FIXTURES if name in item.funcargs)
+        self.runtimes[runtime]["version"] = running.hello.version
+        self.runtimes[runtime][group] = running.subject.entry.id
 
     def results(self) -> dict[str, Any]:
-        """What the file has. Claims in the order of the tests, then those that are planned."""
-        claims = self.claims | PLANNED
-        found = {
-            runtime: {claim: UNSUPPORTED[runtime].get(claim) or held[claim] for claim in claims}
-            for runtime, held in self.found.items()
-        }
+        """What the file has; the claims of each group in the order of the tests."""
         return {
-            "claims": claims,
+            "groups": {
+                group: {
+                    "claims": self.claims[group],
+                    "found": {name: self._of(group, name) for name in names},
+                }
+                for group, names in GROUPS.items()
+            },
             "runtimes": self.runtimes,
-            "found": found,
             "models": dict(sorted(self.models.items())),
+        }
+
+    def _of(self, group: str, runtime: str) -> dict[str, str]:
+        declared = UNSUPPORTED[group][runtime]
+        return {
+            claim: declared.get(claim) or self.found[group, runtime, claim]
+            for claim in self.claims[group]
         }
 
 

@@ -1,49 +1,68 @@
 """The runtimes, and what each does not support, by the name of the claim, and why.
 
-A claim that is not declared here is checked. Imports nothing that pytest would want to see first.
+Claims are grouped by what a runtime does at all: a runtime stands in a group, and each claim of
+that group is checked of it or declared here. What it does not do is declared as the group that it
+is not in; `traits` checks that this is what the runtime says of itself. Imports nothing that pytest
+would want to see first.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-RUNTIMES = ("onnx", "torch", "candle", "files", "whisper", "spacy", "null")
+BATCHES, GENERATION, ADAPTERS = "batches", "generation", "adapters"
 
-# Claims that no runtime makes yet; there is no test of them.
-PLANNED = {
-    "cancellation": "An item that was given to the runtime can be taken back while it runs.",
-    "streaming": "A long answer arrives in parts, in order.",
-    "adapters": "LoRA adapters of one model share a batch, and none reaches another item.",
+GROUPS = {
+    BATCHES: ("onnx", "torch", "candle", "files", "whisper", "spacy", "null"),
+    GENERATION: ("null",),
+    ADAPTERS: ("null",),
 }
+# The fixture that has the process of a group.
+FIXTURES = {"hosted": BATCHES, "speaking": GENERATION, "adapted": ADAPTERS}
+# What these need is too large to be installed everywhere; elsewhere they are skipped.
+OPTIONAL: tuple[str, ...] = ()
+RUNTIMES = tuple(dict.fromkeys(name for names in GROUPS.values() for name in names))
 
-_YET = dict.fromkeys(PLANNED, "not yet")
 _NO_TIER = {"warm_reload": "keeps nothing of an unloaded model"}
 _NO_CUT = {"truncate": "an input is taken whole or refused"}
 
-UNSUPPORTED: dict[str, dict[str, str]] = {
-    "onnx": _YET,
-    "torch": _YET | _NO_TIER,
-    "candle": _YET | _NO_TIER,
-    "files": _YET | _NO_TIER | _NO_CUT,
-    "whisper": _YET
-    | _NO_TIER
-    | _NO_CUT
-    | {"non_finite": "answers with words, and the library chooses those"},
-    "spacy": _YET
-    | _NO_TIER
-    | _NO_CUT
-    | {"non_finite": "answers with decisions; its scores are all 1"},
-    "null": _YET
-    | _NO_CUT
-    | {
-        "parity": "its numbers mean nothing",
-        "over_long": "reads no tokens, so no input is too long",
-        "threads": "computes nothing",
+UNSUPPORTED: dict[str, dict[str, dict[str, str]]] = {
+    BATCHES: {
+        "onnx": {},
+        "torch": _NO_TIER,
+        "candle": _NO_TIER,
+        "files": _NO_TIER | _NO_CUT,
+        "whisper": _NO_TIER
+        | _NO_CUT
+        | {"non_finite": "answers with words, and the library chooses those"},
+        "spacy": _NO_TIER
+        | _NO_CUT
+        | {"non_finite": "answers with decisions; its scores are all 1"},
+        "null": _NO_CUT
+        | {
+            "parity": "its numbers mean nothing",
+            "over_long": "reads no tokens, so no input is too long",
+            "threads": "computes nothing",
+        },
     },
+    GENERATION: {
+        "null": {
+            "generated_parity": "its words mean nothing",
+            "schema": "cannot keep to a schema",
+            "generator_broken_load": "opens no file",
+        },
+    },
+    ADAPTERS: {"null": {}},
 }
 
 
-def runtime_of(item: Any) -> str | None:
-    """The runtime that a test is of; None for a test of something else."""
+def claim_of(name: str) -> str:
+    """The claim that a test function is of."""
+    return name.removeprefix("test_contract_")
+
+
+def about(item: Any) -> tuple[str, str] | None:
+    """The group and the runtime that a test is of; None for a test of something else."""
     call = getattr(item, "callspec", None)
-    return call.params.get("hosted") if call is not None else None
+    params = call.params if call is not None else {}
+    return next(((FIXTURES[name], params[name]) for name in FIXTURES if name in params), None)

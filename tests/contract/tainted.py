@@ -1,4 +1,4 @@
-"""Models that give numbers that are not finite for some inputs and finite ones for others.
+"""Models that are at fault: in some of their numbers, or in their files.
 
 Owns making them, in a folder of the test's. Holds no claim.
 """
@@ -65,3 +65,17 @@ def tainted_graph(like: Entry, folder: Path) -> Entry:
         weights="model.onnx",
         options={"preparation": "imagenet"},
     )
+
+
+def damaged(folder: str, to: Path, weights: str) -> Path:
+    """A copy of a model's folder (links) whose file of weights ends in the middle."""
+    for path in Path(folder).rglob("*"):
+        here = to / path.relative_to(folder)
+        if path.is_dir():
+            continue
+        here.parent.mkdir(parents=True, exist_ok=True)
+        if path.relative_to(folder).as_posix() == weights:
+            here.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        else:
+            here.symlink_to(path)
+    return to

@@ -6,8 +6,6 @@ and its docstring is the claim in the documentation.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -20,8 +18,9 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.wire.envelope import Inputs
-from tests.contract.declared import RUNTIMES, UNSUPPORTED
+from tests.contract.declared import ADAPTERS, BATCHES, GENERATION, GROUPS, UNSUPPORTED
 from tests.contract.hosted import Hosted, answer, same
+from tests.contract.tainted import damaged
 
 pytestmark = pytest.mark.slow
 
@@ -34,24 +33,16 @@ BUSY_SHARE = 0.2
 LEAST_CPU_S = 0.4
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A claim is checked on every runtime that does not declare it unsupported."""
-    claim = metafunc.function.__name__.removeprefix("test_contract_")
-    chosen = [name for name in RUNTIMES if claim not in UNSUPPORTED[name]]
-    metafunc.parametrize("hosted", chosen, indirect=True, scope="session")
-
-
 def test_contract_traits(hosted: Hosted):
     """What it says of itself is what is declared of it here: tasks, adapters, streams, a tier."""
-    hello, declared = hosted.hello, UNSUPPORTED[hosted.subject.runtime]
-    assert (hello.runtime, bool(hello.version)) == (hosted.subject.runtime, True)
+    hello, name = hosted.hello, hosted.subject.runtime
+    assert (hello.runtime, bool(hello.version)) == (name, True)
     assert set(hosted.subject.entry.tasks) <= set(hello.traits.tasks)
-    for claim, has_it in {
-        "adapters": hello.traits.lora,
-        "streaming": hello.traits.streams,
-        "warm_reload": hello.traits.host_tier,
-    }.items():
-        assert has_it == (claim not in declared), claim
+    assert (
+        hello.traits.streams == ("generate" in hello.traits.tasks) == (name in GROUPS[GENERATION])
+    )
+    assert hello.traits.lora == (name in GROUPS[ADAPTERS])
+    assert hello.traits.host_tier == ("warm_reload" not in UNSUPPORTED[BATCHES][name])
 
 
 def test_contract_parity(hosted: Hosted):
@@ -160,8 +151,8 @@ def test_contract_broken_load(hosted: Hosted, tmp_path):
     if hosted.subject.broken:
         broken = [replace(spec, options=options) for options in hosted.subject.broken.values()]
     else:
-        damaged = _damaged(spec.path, tmp_path / "damaged", hosted.subject.weights)
-        broken = [replace(spec, path=str(path)) for path in (tmp_path / "nowhere", damaged)]
+        half = damaged(spec.path, tmp_path / "damaged", hosted.subject.weights)
+        broken = [replace(spec, path=str(path)) for path in (tmp_path / "nowhere", half)]
     held = []
     for _ in range(3):
         for each in broken:
@@ -228,17 +219,3 @@ def _joined(inputs) -> Inputs:
         texts=[text for each in inputs for text in each.texts],
         blobs=[blob for each in inputs for blob in each.blobs],
     )
-
-
-def _damaged(folder, to, weights):
-    """A copy of a model's folder (links) whose file of weights ends in the middle."""
-    for path in Path(folder).rglob("*"):
-        here = to / path.relative_to(folder)
-        if path.is_dir():
-            continue
-        here.parent.mkdir(parents=True, exist_ok=True)
-        if path.relative_to(folder).as_posix() == weights:
-            here.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        else:
-            here.symlink_to(path)
-    return to

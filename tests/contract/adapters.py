@@ -1,0 +1,114 @@
+"""What each runtime that takes adapters is checked with: a model, adapters that fit, and others.
+
+Owns making adapters in PEFT's form, of random weights. Makes no call and holds no claim.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.contract.speakers import Speaker
+from tests.contract.subjects import Subject, subject
+
+RANK = 4
+WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Adapters of one model. fits: three that differ. broken: what none of is one, by its fault."""
+
+    fits: list[Path]
+    broken: dict[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """What one runtime that takes adapters is checked with.
+
+    subjects: models, and what they are asked. folders: makes adapters of theirs in a folder.
+    """
+
+    subject: Subject | Speaker
+    folders: Callable[[Path], Folders]
+
+
+def adaptable(runtime: str) -> Adaptable:
+    """What a runtime is checked with. Skips where a package with weights is missing."""
+    return {
+        "null": lambda: Adaptable(subject("null"), _nothing),
+    }[runtime]()
+
+
+def _nothing(folder: Path) -> Folders:
+    """The null runtime opens no adapter."""
+    return Folders([folder / name for name in "abc"], {"broken": folder / "broken"})
+
+
+def made(shapes: Mapping[str, tuple[int, int]], task: str, folder: Path) -> Folders:
+    """Three adapters of a model, and four folders that are none.
+
+    shapes: length of what goes in and of what comes out of each layer, by its path in the model.
+    task: as PEFT names it.
+    """
+    fits = [_adapter(folder / f"fits-{seed}", shapes, task, seed) for seed in range(3)]
+    wider = {layer: (n_in + 8, n_out + 8) for layer, (n_in, n_out) in shapes.items()}
+    broken = {
+        "another base": _adapter(folder / "another-base", wider, task, 0),
+        "half a file": _adapter(folder / "half-a-file", shapes, task, 0),
+        "half the layers": _adapter(folder / "half-the-layers", shapes, task, 0, half=True),
+        "no file": folder / "nowhere",
+    }
+    weights = broken["half a file"] / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    return Folders(fits, broken)
+
+
+def _adapter(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, int]],
+    task: str,
+    seed: int,
+    *,
+    half: bool = False,
+) -> Path:
+    """An adapter. half: each layer lacks the second of its two matrices."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray] = {}
+    for layer, (n_in, n_out) in shapes.items():
+        name = f"base_model.model.{layer}"
+        tensors[f"{name}.lora_A.weight"] = _random(rng, RANK, n_in)
+        if not half:
+            tensors[f"{name}.lora_B.weight"] = _random(rng, n_out, RANK)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / WEIGHTS)
+    config = {
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": None,
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "inference_mode": True,
+        "target_modules": sorted({layer.rpartition(".")[2] for layer in shapes}),
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _random(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Float32, of a size that changes answers and keeps them finite."""
+    return (rng.standard_normal((rows, columns)) * 0.1).astype(np.float32)
