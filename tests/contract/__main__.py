@@ -34,6 +34,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.claims: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+        self.lines: dict[str, int] = {}
         self.runtimes: dict[str, dict[str, str]] = {name: {} for name in RUNTIMES}
         self.found: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, dict[str, str]] = {}
@@ -56,6 +57,7 @@ class Recorder:
             self.models.setdefault(noted["model"], {})[runtime] = noted.get("refused", HELD)
             return
         self.claims[group][claim] = " ".join((item.function.__doc__ or "").split())
+        self.lines[claim] = item.function.__code__.co_firstlineno
         self.found[group, runtime, claim] = HELD
         running = next(item.funcargs[name] for name in FIXTURES if name in item.funcargs)
         self.runtimes[runtime]["version"] = running.hello.version
@@ -66,7 +68,7 @@ class Recorder:
         return {
             "groups": {
                 group: {
-                    "claims": self.claims[group],
+                    "claims": {claim: self.claims[group][claim] for claim in self._order(group)},
                     "found": {name: self._of(group, name) for name in names},
                 }
                 for group, names in GROUPS.items()
@@ -79,8 +81,11 @@ class Recorder:
         declared = UNSUPPORTED[group][runtime]
         return {
             claim: declared.get(claim) or self.found[group, runtime, claim]
-            for claim in self.claims[group]
+            for claim in self._order(group)
         }
+
+    def _order(self, group: str) -> list[str]:
+        return sorted(self.claims[group], key=lambda claim: self.lines[claim])
 
 
 def main() -> int:
