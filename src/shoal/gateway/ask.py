@@ -45,6 +45,7 @@ ENDPOINTS: Final[Mapping[Task, tuple[str, ...]]] = {
     "classify": ("/v1/classify", "/v1/moderations"),
     "extract": ("/v1/extract",),
     "transcribe": ("/v1/audio/transcriptions",),
+    "generate": ("/v1/chat/completions", "/v1/completions", "/v1/generate"),
 }
 
 

@@ -6,7 +6,7 @@ parsing or splitting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from shoal.catalog.schema import Entry
 from shoal.core.types import Lane, Task
 from shoal.errors import ShoalError
 from shoal.wire.envelope import Failure, Inputs, ModelState, Params, Result, Timing
+from shoal.wire.generation import Generated, Piece
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -54,6 +55,18 @@ class Answer:
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of one text of a stream."""
+
+    generated: Generated
+    timing: Timing
+
+
+# What a text has grown by, or its end, behind the index of its input.
+Grown = tuple[int, Piece | End]
+
+
 class Submits(Protocol):
     """Runs jobs through the queue."""
 
@@ -63,6 +76,13 @@ class Submits(Protocol):
         With `Params.partial` failures are in the answer, unless every input has failed.
 
         Cancelling the call withdraws the job's items that have not run.
+        """
+
+    def stream(self, job: Job) -> AsyncGenerator[Grown, None]:
+        """The texts of a job as they grow, each index's pieces in order and then its `End`.
+
+        The pieces of a text joined are its whole text. Raises as `run` does, also after pieces.
+        Closing it withdraws what has not ended.
         """
 
     def ready(self) -> str | None:
@@ -94,8 +114,12 @@ def place_in_request(job: Job, error: ShoalError) -> None:
             error.param = f"inputs[{error.input_index}]"
 
 
+def n_inputs(inputs: Inputs) -> int:
+    """How many there are, whatever they are."""
+    return len(inputs.texts) or len(inputs.ids) or len(inputs.blobs) or len(inputs.chats)
+
+
 def _places(job: Job) -> list[int]:
     """Where each input that was sent stands in its request."""
-    sent = job.inputs
-    n = len(sent.blobs) or len(sent.texts) or len(sent.ids)
+    n = n_inputs(job.inputs)
     return [at for at in range(n + len(job.refused)) if at not in job.refused]

@@ -1,0 +1,113 @@
+"""A job under way: the ends of its items, and the one answer that they become.
+
+Owns what a job waits with, where an item's failures stand in the request, joining, and that the
+first fault ends a job. Does not own the queue or the time (`submit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.core.gather import Gather
+from shoal.errors import Bug, ShoalError
+from shoal.gateway.growth import Growth
+from shoal.gateway.jobs import Answer, Job
+from shoal.wire.envelope import (
+    Failure,
+    Outcome,
+    PayloadRef,
+    Result,
+    Timing,
+    UnreadableMessage,
+    decode_result,
+)
+
+
+@dataclass(slots=True)
+class Part:
+    """An item's end.
+
+    result: None where no input of it has one. failures: by the input's index in the request.
+    """
+
+    result: Result | None
+    failures: dict[int, Failure]
+    tokens: int = 0
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A job under way.
+
+    request: its name among all gateways'. spans: the first input of each item and the one behind
+    its last. costs_tokens: of each item, 0 once it is done. growth: of its texts, where it streams.
+    """
+
+    job: Job
+    request: str
+    spans: list[tuple[int, int]]
+    costs_tokens: list[int]
+    gather: Gather[Part]
+    done: asyncio.Future[None]
+    timer: asyncio.TimerHandle
+    growth: Growth | None = None
+    payloads: list[PayloadRef] = field(default_factory=list)
+
+
+def fail(waiting: Waiting, error: ShoalError) -> None:
+    """Ends a job that has not ended."""
+    if not waiting.done.done():
+        waiting.done.set_exception(error)
+
+
+def keep(waiting: Waiting, index: int, outcome: Outcome, data: bytes) -> None:
+    """Takes in what an item has come to; data: MessagePack of its `Result`."""
+    start, end = waiting.spans[index]
+    failures = {start + at: placed(f, start + at) for at, f in outcome.failures.items()}
+    if not all(start <= at < end for at in failures):
+        fail(waiting, Bug(f"failures of inputs {sorted(outcome.failures)} of {end - start}"))
+        return
+    try:
+        result = decode_result(data) if len(failures) < end - start else None
+    except (UnreadableMessage, ValueError) as error:
+        fail(waiting, Bug(f"a result cannot be read: {error}"))
+        return
+    add(waiting, index, Part(result, failures, outcome.tokens, outcome.timing))
+
+
+def add(waiting: Waiting, index: int, part: Part) -> None:
+    """Takes in the end of an item, the first of each."""
+    if not waiting.gather.add(index, part):
+        return
+    if waiting.growth is not None:
+        try:
+            waiting.growth.end(index, part.result, part.timing)
+        except ShoalError as error:
+            fail(waiting, error)
+    if waiting.gather.complete and not waiting.done.done():
+        waiting.done.set_result(None)
+
+
+def placed(failure: Failure, index: int) -> Failure:
+    """The failure as that of the `index`-th input of its request."""
+    whole = failure.input_index is None and failure.param is not None
+    param = failure.param if whole else f"inputs[{index}]"
+    return msgspec.structs.replace(failure, input_index=index, param=param)
+
+
+def join(parts: Sequence[Part]) -> Answer:
+    """One answer from the parts of a request, in order. Raises the first error if there is none."""
+    failures = {at: failure for part in parts for at, failure in part.failures.items()}
+    results = [part.result for part in parts if part.result is not None]
+    if not results:
+        raise failures[min(failures)].error()
+    if len(parts) == 1:
+        return Answer(results[0], parts[0].tokens, parts[0].timing, failures)
+    slowest = max((part.timing for part in parts), key=lambda t: t.queue_s + t.run_s)
+    tokens = sum(part.tokens for part in parts)
+    return Answer(Result.join(results), tokens, slowest, failures)
