@@ -23,6 +23,14 @@ scorer: joint
 options: {options}
 """
 
+NULL_GENERATOR = """\
+id: {id}
+tasks: [generate]
+source: file:///
+runtime: "null"
+options: {options}
+"""
+
 
 class ShoalProcess:
     """One `shoal` command; its output is read as it comes, so it never blocks on a full pipe."""
@@ -89,18 +97,27 @@ class ShoalProcess:
 
 
 class Serve(ShoalProcess):
-    """`shoal serve` on a free port. `models` are null models: their options by id."""
+    """`shoal serve` on a free port.
+
+    `models` are null models, `generators` those that generate: their options by id.
+    """
 
     def __init__(
-        self, folder: Path, *flags: str, models: dict[str, str] | None = None, **environment: str
+        self,
+        folder: Path,
+        *flags: str,
+        models: dict[str, str] | None = None,
+        generators: dict[str, str] | None = None,
+        **environment: str,
     ) -> None:
         self.folder = folder
-        if models is not None:
+        if models is not None or generators is not None:
             catalog = folder / "catalog"
             catalog.mkdir(parents=True, exist_ok=True)
-            for name, options in models.items():
-                text = NULL_ENTRY.format(id=name, options=options)
-                (catalog / f"{name}.yaml").write_text(text)
+            for form, entries in ((NULL_ENTRY, models), (NULL_GENERATOR, generators)):
+                for name, options in (entries or {}).items():
+                    text = form.format(id=name, options=options)
+                    (catalog / f"{name}.yaml").write_text(text)
             flags = (*flags, "--catalog", str(catalog))
         super().__init__(
             "serve", "--port", "0", "--data-dir", str(folder / "data"), *flags, **environment
