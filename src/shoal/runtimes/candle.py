@@ -53,6 +53,7 @@ class CandleRuntime:
 
     name = "candle"
     needs: ClassVar[dict[str, str]] = {"candding": _CURE, "tokenizers": _CURE}
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self, *, device: str, threads: int) -> None:
         if device.partition(":")[0] != "cpu":

@@ -1,6 +1,8 @@
-"""Says which runtimes an environment can run, as JSON on standard output.
+"""Says which runtimes an environment can run, and on what, as JSON on standard output.
 
-    python -m shoal.runtimes.probe    ->  {"onnx": null, "torch": "torch is not installed: ..."}
+    python -m shoal.runtimes.probe
+    ->  {"onnx": {"why_not": null, "devices": [], "adapts": false},
+         "torch": {"why_not": "torch is not installed: ...", ...}, ...}
 
 A worker asks this of each environment instead of importing runtimes itself. Owns nothing else.
 """
@@ -9,21 +11,28 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from shoal.errors import RuntimeUnavailable
-from shoal.runtimes.registry import available, names
+from shoal.runtimes.registry import adapts, available, devices, names
 
 
 def probe() -> dict[str, str | None]:
     """Every registered runtime with None, or the reason why it cannot run here."""
-    found: dict[str, str | None] = {}
+    return {name: facts["why_not"] for name, facts in probe_facts().items()}
+
+
+def probe_facts() -> dict[str, dict[str, Any]]:
+    """Every registered runtime: why it cannot run here, its kinds of device, and adapters."""
+    found: dict[str, dict[str, Any]] = {}
     for name in names():
         try:
-            found[name] = available(name)
+            facts = {"why_not": available(name), "devices": devices(name), "adapts": adapts(name)}
         except RuntimeUnavailable as error:
-            found[name] = error.message
+            facts = {"why_not": error.message, "devices": [], "adapts": False}
+        found[name] = facts
     return found
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(probe()))
+    sys.stdout.write(json.dumps(probe_facts()))

@@ -1,7 +1,8 @@
 """Which runtimes are installed, and making one by its name.
 
 Runtimes register through the entry-point group `shoal.runtimes`; each class may declare `needs`,
-the import names of the libraries it cannot do without, each with the command that installs it.
+the import names of the libraries it cannot do without, each with the command that installs it,
+and `devices`, the kinds of device that it computes on if not on all.
 Owns finding and checking. Imports no runtime library: a runtime imports its own when it is made.
 Does not own processes (`shoal.runtimes.host`).
 """
@@ -30,6 +31,22 @@ def available(name: str) -> str | None:
     Raises `RuntimeUnavailable` for a name that no installed package registers.
     """
     return _missing(name, _factory(name))
+
+
+def devices(name: str) -> list[str]:
+    """The kinds of device that a runtime computes on (`cpu`, `cuda`); none named: on all.
+
+    Raises `RuntimeUnavailable` as `available` does.
+    """
+    return list(getattr(_factory(name), "devices", ()))
+
+
+def adapts(name: str) -> bool:
+    """Whether a runtime runs models with adapters (it is `Adapting`).
+
+    Raises `RuntimeUnavailable` as `available` does.
+    """
+    return hasattr(_factory(name), "load_adapter")
 
 
 def create(name: str, device: str, threads: int) -> Runtime:

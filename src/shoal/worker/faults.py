@@ -6,6 +6,8 @@ have. Does not own loading (`resident`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.errors import (
@@ -39,10 +41,19 @@ def cool_down_s(error: ShoalError) -> float:
     return next((s for kind, s in _COOL_DOWNS_S if isinstance(error, kind)), _OTHER_COOL_DOWN_S)
 
 
+def blames_runtime(error: ShoalError) -> bool:
+    """Whether a failed load says that its runtime, or what it reads, is broken here."""
+    return isinstance(error, (RuntimeUnavailable, ModelUnavailable, RuntimeCrashed))
+
+
 class LoadFaults:
-    """The failed loads of a worker, by the models' keys."""
+    """The failed loads of a worker, by the models' keys.
+
+    `take_over` is asked whether another runtime serves the model instead: then there is no fault.
+    """
 
     def __init__(self) -> None:
+        self.take_over: Callable[[Entry, ShoalError], bool] = lambda _entry, _error: False
         self._faults: dict[str, tuple[ShoalError, float]] = {}
         self._crashes: dict[str, int] = {}
         self._unfit: dict[str, int] = {}
@@ -74,8 +85,14 @@ class LoadFaults:
             return None
         return self.on_fault(entry, error)
 
-    def on_fault(self, entry: Entry, error: ShoalError) -> ShoalError:
-        """Believes for a while that a model does not load: its fault, and none of its items'."""
+    def on_fault(self, entry: Entry, error: ShoalError) -> ShoalError | None:
+        """Believes for a while that a model does not load: its fault, and none of its items'.
+
+        None where another runtime takes over.
+        """
+        if blames_runtime(error) and self.take_over(entry, error):
+            self.forgive(entry.key)
+            return None
         pause_s = cool_down_s(error)
         for book in (self._crashes, self._unfit):
             book.pop(entry.key, None)

@@ -43,7 +43,7 @@ class Fetches:
         self._cache_dir = cache_dir
         self._shelf = shelf
         self._on_end = on_end
-        self._here: set[str] = set()
+        self._here: set[tuple[str, str]] = set()
         self._given_up: dict[str, threading.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="fetch")
@@ -53,7 +53,7 @@ class Fetches:
         bundle = self._shelf.of(entry.runtime)
         if bundle is not None and not self._shelf.is_built(bundle):
             return False
-        return entry.key in self._here or not is_remote(entry.source)
+        return (entry.key, entry.source) in self._here or not is_remote(entry.source)
 
     def begin(self, entry: Entry) -> None:
         """Begins to fetch, unless that is under way."""
@@ -81,7 +81,7 @@ class Fetches:
             log.exception("fetching %s", entry.key)
             error = ModelUnavailable(f"{entry.key}: {type(raised).__name__}: {raised}")
         else:
-            self._here.add(entry.key)
+            self._here.add((entry.key, entry.source))
             log.info("fetched %s in %.1f s", entry.key, monotonic() - loading.begun_s)
         finally:
             del self.under_way[entry.key]

@@ -11,6 +11,7 @@ import math
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.wire.envelope import MemoryState, ModelState, Status
+from shoal.worker.choice import Choices
 from shoal.worker.costs import CostBook
 from shoal.worker.held import Held
 from shoal.worker.metrics import Metrics
@@ -29,6 +30,7 @@ class Heartbeat:
         held: Held,
         *,
         costs: CostBook,
+        choices: Choices,
         metrics: Metrics,
     ) -> None:
         self._worker = worker
@@ -36,6 +38,7 @@ class Heartbeat:
         self._residency = residency
         self._held = held
         self._costs = costs
+        self._choices = choices
         self._metrics = metrics
         self._counted = (0, 0.0, 0)
 
@@ -77,6 +80,8 @@ class Heartbeat:
             load_s=measured.load_s if measured else 0.0,
             loading_s=now_s - min(load.begun_s for load in loads) if loads else 0.0,
             idle_s=now_s - used_s if holders else 0.0,
+            runtime=entry.runtime if self._choices.has_choice(entry.key) else "",
+            others=self._choices.others(entry.key),
         )
 
     def _measure(self, memories: list[MemoryState]) -> None:

@@ -57,10 +57,9 @@ _INLINE_BYTES = 256 * 1024
 
 
 class Intake:
-    """Pulls and prepares.
+    """Pulls and prepares. `on_traits` is called with an entry before its first item is placed.
 
-    `on_traits` is called with an entry before its first item is placed; `takes_over` says whether
-    another runtime serves a model whose runtime does not start.
+    `will_switch` says whether another runtime is to serve a model whose runtime does not start.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Intake:
         self._preparing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling = True
-        self.takes_over: Callable[[Entry, ShoalError], bool] = lambda _entry, _error: False
+        self.will_switch: Callable[[Entry, ShoalError], bool] = lambda _entry, _error: False
         self._cancelled: dict[str, None] = {}
 
     def _spawn(self, work: object, name: str) -> None:
@@ -195,22 +194,22 @@ class Intake:
         """Prepares what is pending of a model until nothing is; one such task per model."""
         try:
             while self._pending.get(entry.key):
+                entry = self._roster.entries.get(entry.key, entry)
                 try:
                     await self._prepare_pending(entry)
                 except ShoalError as error:
-                    if self.takes_over(entry, error):
-                        await self._return_all(entry)
-                    else:
-                        await self._fail_all(entry, error)
+                    await self._end_all(entry, None if self.will_switch(entry, error) else error)
                 except Exception as error:  # task root
                     log.exception("preparing items of %s", entry.key)
-                    await self._fail_all(entry, Bug(f"{type(error).__name__}: {error}"))
+                    await self._end_all(entry, Bug(f"{type(error).__name__}: {error}"))
         finally:
             self._preparing.discard(entry.key)
 
     async def _prepare_pending(self, entry: Entry) -> None:
         traits = await self._traits(entry)
         tokeniser = await self._tokeniser(entry) if _reads_ids(entry, traits) else None
+        if self._roster.entries.get(entry.key, entry).runtime != entry.runtime:
+            return  # another runtime serves it by now
         self._on_traits(entry, traits)
         while self._pending.get(entry.key):
             items = self._pending[entry.key][:_INLINE_ITEMS]
@@ -271,8 +270,7 @@ class Intake:
     async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
         envelope = item.envelope
         line = self._roster.lines.get((entry.key, envelope.lane))
-        if line is None or line.entry.runtime != entry.runtime:
-            # The model has left the catalog, or it was prepared for a runtime that does not serve.
+        if line is None or line.entry.runtime != entry.runtime:  # gone, or served by another one
             if line is not None:
                 line.on_prepared(0)
             await self._held.give_back([envelope.item])
@@ -306,18 +304,13 @@ class Intake:
         elif not self._dispatch.add(waiting):
             await self._held.fail(envelope.item, Bug("the window is full"))
 
-    async def _fail_all(self, entry: Entry, error: ShoalError) -> None:
+    async def _end_all(self, entry: Entry, error: ShoalError | None) -> None:
+        """What is pending fails; without an error it goes back, to come again later."""
         for item in self._pending.pop(entry.key, []):
             if line := self._roster.lines.get((entry.key, item.envelope.lane)):
                 line.on_prepared(0)
-            await self._held.fail(item.envelope.item, error)
-
-    async def _return_all(self, entry: Entry) -> None:
-        """What is pending goes back: it comes again once the other runtime is on its way."""
-        for item in self._pending.pop(entry.key, []):
-            if line := self._roster.lines.get((entry.key, item.envelope.lane)):
-                line.on_prepared(0)
-            await self._held.give_back([item.envelope.item])
+            name = item.envelope.item
+            await (self._held.fail(name, error) if error else self._held.give_back([name]))
 
     def on_cancel(self, data: bytes) -> None:
         """A request's caller has left: what is here of it, or still comes, is dropped unrun."""

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.catalog.schema import Entry
-from shoal.core.schedule import ModelRule, Scheduler
+from shoal.core.baselines import BaselinePolicy
+from shoal.core.schedule import ModelRule, Policy, Scheduler
 from shoal.core.types import Lane
 from shoal.ipc.messages import Traits
+from shoal.settings import WorkerSettings
 from shoal.worker.costs import CostBook
 from shoal.worker.lines import Line
+
+
+def policy_of(settings: WorkerSettings, scheduler: Scheduler) -> Policy:
+    """The scheduler, or the baseline that the settings ask for."""
+    if settings.policy == "fair" or settings.policy == "oldest":  # noqa: PLR1714 - mypy narrows it
+        return scheduler
+    return BaselinePolicy(settings.policy, max_items=settings.window_items)
 
 
 class Rules:
@@ -23,13 +32,13 @@ class Rules:
         self._scheduler = scheduler
         self._costs = costs
         self._window_items = window_items
-        self._known: set[str] = set()
+        self._known: dict[str, str] = {}
 
     def on_traits(self, entry: Entry, traits: Traits) -> None:
         """How a model is scheduled is known once its runtime has said what it can do."""
-        if entry.key in self._known or entry.generates:
+        if self._known.get(entry.key) == entry.runtime or entry.generates:
             return
-        self._known.add(entry.key)
+        self._known[entry.key] = entry.runtime  # nothing waits that was prepared for another one
         rule = self._rule(entry, packing=traits.packing)
         self._scheduler.add_model(rule, self._costs.model(entry))
 
@@ -41,7 +50,7 @@ class Rules:
 
     def forget(self, entry: Entry) -> None:
         """The model is gone, and nothing of it waits or runs."""
-        self._known.discard(entry.key)
+        self._known.pop(entry.key, None)
         self._scheduler.remove_model(entry.key)
 
     def set_budgets(self, lines: Mapping[tuple[str, Lane], Line]) -> None:

@@ -24,16 +24,16 @@ from shoal.catalog.load import load
 from shoal.catalog.schema import Entry
 from shoal.catalog.seed import join
 from shoal.clock import monotonic
-from shoal.core.baselines import BaselinePolicy
 from shoal.core.lanes import parse_lanes
 from shoal.core.residency_plan import ResidencyPlanner
 from shoal.core.residency_rank import make_ranking
-from shoal.core.schedule import Policy, Scheduler
+from shoal.core.schedule import Scheduler
 from shoal.errors import QueueUnavailable, ShoalError
 from shoal.queue.interface import Queue
 from shoal.queue.opening import open_queue
 from shoal.settings import WorkerSettings
 from shoal.wire.envelope import encode
+from shoal.worker.choice import Choices
 from shoal.worker.costs import CostBook
 from shoal.worker.devices import parse
 from shoal.worker.dispatch import Dispatch
@@ -48,8 +48,8 @@ from shoal.worker.picture import Picture
 from shoal.worker.residency import Residency
 from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
-from shoal.worker.rules import Rules
-from shoal.worker.servable import probe_runtimes, why_not
+from shoal.worker.rules import Rules, policy_of
+from shoal.worker.servable import Installed
 from shoal.worker.sizes import SizeBook
 from shoal.worker.streams import Streams
 
@@ -73,7 +73,6 @@ class Worker:
         self._due = asyncio.Event()
         self._lines_to_make: set[str] = set()
         self._lines_to_remove: set[str] = set()
-        self._runtimes: dict[str, str | None] = {}
         devices = parse(settings.devices, threads=settings.threads)
         rules = parse_lanes(settings.lanes)
         metrics = Metrics()
@@ -86,11 +85,12 @@ class Worker:
             mode="oldest" if settings.policy == "oldest" else "fair",
         )
         self._rules = Rules(self._scheduler, self._costs, window_items=settings.window_items)
+        self._installed = Installed(devices)
         self._roster = Roster(
             [rule.name for rule in rules],
             devices=len(devices),
             window_items=settings.window_items,
-            why_not=lambda entry: why_not(entry, self._runtimes),
+            why_not=self._installed.why_not,
         )
         self._held = Held(
             queue,
@@ -103,9 +103,10 @@ class Worker:
         self._shelf = shelf_of(settings)
         self._fetches = Fetches(settings.cache_dir, self._shelf, self._on_fetched)
         residents = self._make_residents(devices)
+        self._choices = Choices(self._installed, residents, self._costs)
         self._residency = self._make_residency(devices, residents)
         self._dispatch = Dispatch(
-            _policy(settings, self._scheduler),
+            policy_of(settings, self._scheduler),
             self._held,
             residents,
             self._roster.lines,
@@ -134,7 +135,10 @@ class Worker:
             on_traits=self._rules.on_traits,
         )
         self._heartbeat = Heartbeat(
-            self.name, self._roster, self._residency, self._held, costs=self._costs, metrics=metrics
+            *(self.name, self._roster, self._residency, self._held),
+            costs=self._costs,
+            choices=self._choices,
+            metrics=metrics,
         )
         self._metrics = metrics
         self._connect_rooms()
@@ -176,6 +180,10 @@ class Worker:
         self._residency.moves.on_open = self._intake.pull_model
         self._residency.moves.on_told = self._tell_status
         self._peers.on_new = self._due.set
+        self._choices.on_switch = self._on_switch
+        self._choices.has_adapters = self._has_adapters
+        self._residency.residents.faults.take_over = self._choices.take_over
+        self._intake.will_switch = self._choices.will_switch
 
     def _on_fetched(self, entry: Entry, error: ShoalError | None) -> None:
         self._residency.on_fetched(entry, error)
@@ -186,7 +194,16 @@ class Worker:
         else:
             self._dispatch.strand(entry)
 
+    def _has_adapters(self, model: str) -> bool:
+        return any(adapter.base == model for adapter in self._following.snapshot.adapters)
+
+    def _on_switch(self, entry: Entry) -> None:
+        """Another runtime serves it: what was prepared for the last one comes again."""
+        self._roster.replace(entry)
+        self._strand(entry)
+
     def _on_change(self) -> None:
+        self._choices.switch_due()
         self._dispatch.wake()
         self._streams.wake()
         self._residency.wake()
@@ -199,7 +216,7 @@ class Worker:
         """Serves until `leave`. Raises `QueueUnavailable` when the queue is not there at start."""
         begun_s = monotonic()
         self._settings.cache_dir.mkdir(parents=True, exist_ok=True)
-        self._runtimes = self._shelf.complete(await probe_runtimes())
+        await self._installed.look(self._shelf)
         await self._following.start()
         await self._following.recall()
         await self._queue.hear("cancel", self._intake.on_cancel)
@@ -258,7 +275,8 @@ class Worker:
         pool = self._settings.pool
         at_work = self._residency.at_work() | {item.key for item in self._held.items()}
         still = [entry for key, entry in self._roster.entries.items() if key in at_work]
-        current, retired = self._following.entries(pool), self._following.retired(pool)
+        current = [self._choices.served(entry) for entry in self._following.entries(pool)]
+        retired = [self._choices.served(entry) for entry in self._following.retired(pool)]
         await self._let_go({entry.key for entry in [*current, *retired, *still]})
         change = self._roster.follow(current, [*retired, *still])
         for entry in change.changed:
@@ -266,6 +284,7 @@ class Worker:
             self._rules.on_entry(entry)
         for key in self._roster.retired:
             self._fetches.give_up(key)
+        self._choices.switch_due()
         served = {entry.key for entry in change.added} - self._roster.unservable.keys()
         self._lines_to_make |= served
         self._lines_to_remove |= {entry.key for entry in change.gone}
@@ -286,6 +305,7 @@ class Worker:
                 await self._queue.withdraw(entry.key, line.lane)
             self._residency.part_with(entry)
             self._intake.forget(entry)
+            self._choices.forget(entry.key)
             self._streams.forget(entry)
             self._rules.forget(entry)
 
@@ -317,6 +337,8 @@ class Worker:
                 self._news.set()  # what has been retired for long enough is forgotten
             # Also the tick that nothing can fall asleep behind: cool-downs, deadlines, lost pulls.
             self._set_budgets()
+            for entry in self._choices.due:
+                self._residency.moves.spawn_evictions(entry, "another runtime is to serve it")
             self._intake.pull_all()
             self._dispatch.wake()
 
@@ -359,13 +381,6 @@ class Worker:
         await self._residency.residents.stop()
         self._save()
         await self._queue.close()
-
-
-def _policy(settings: WorkerSettings, scheduler: Scheduler) -> Policy:
-    """The scheduler, or the baseline that the settings ask for."""
-    if settings.policy == "fair" or settings.policy == "oldest":  # noqa: PLR1714 - mypy narrows it
-        return scheduler
-    return BaselinePolicy(settings.policy, max_items=settings.window_items)
 
 
 async def _serve(settings: WorkerSettings) -> None:

@@ -1,15 +1,19 @@
 """What this worker's environment can serve.
 
 Owns asking which runtimes are installed (in a process of its own, for they import their libraries)
-and why an entry cannot be served here. Downloads nothing. Does not own what is loaded.
+and why an entry cannot be served here. Downloads nothing. Does not own what is loaded, or which of
+an entry's runtimes serves it (`choice`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
+from collections.abc import Iterable, Mapping
 
+import msgspec
+
+from shoal.bundles.shelf import Shelf
 from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
 from shoal.errors import OperatorError
@@ -17,26 +21,56 @@ from shoal.errors import OperatorError
 PROBE_S = 60.0
 
 
-async def probe_runtimes() -> dict[str, str | None]:
-    """Which runtimes this environment can run; see `shoal.runtimes.probe`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "shoal.runtimes.probe"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(PROBE_S):
-        output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise OperatorError("the runtimes of this environment cannot be listed")
-    found: dict[str, str | None] = json.loads(output)
-    return found
+class _Facts(msgspec.Struct, frozen=True):
+    """What is known of a runtime before it has ever run; see `shoal.runtimes.probe`."""
+
+    why_not: str | None
+    devices: list[str]
+    adapts: bool
 
 
-def why_not(entry: Entry, runtimes: dict[str, str | None]) -> str | None:
-    """Why this worker cannot serve an entry; None when it can (as far as is known unloaded)."""
-    if entry.runtime not in runtimes:
-        return f"runtime `{entry.runtime}` is unknown here; known are {', '.join(runtimes)}"
-    if runtimes[entry.runtime]:
-        return runtimes[entry.runtime]
-    return why_absent(entry)
+class Installed:
+    """The runtimes of a worker with these devices (`cpu#0`, `cuda:0`)."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        kinds = (device.partition("#")[0].partition(":")[0] for device in devices)
+        self._kinds = sorted(set(kinds))
+        self._runtimes: dict[str, str | None] = {}
+        self._without_adapters: frozenset[str] = frozenset()
+
+    async def look(self, shelf: Shelf) -> None:
+        """Asks this environment, and adds what bundles have. Raises `OperatorError`."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "shoal.runtimes.probe"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(PROBE_S):
+            output, _ = await process.communicate()
+        if process.returncode != 0:
+            raise OperatorError("the runtimes of this environment cannot be listed")
+        self.take(msgspec.json.decode(output, type=dict[str, _Facts]), shelf)
+
+    def take(self, found: Mapping[str, _Facts], shelf: Shelf) -> None:
+        """Takes over what a probe has found."""
+        self._runtimes = shelf.complete({name: facts.why_not for name, facts in found.items()})
+        self._without_adapters = frozenset(n for n, facts in found.items() if not facts.adapts)
+        for name, facts in found.items():
+            lacking = [kind for kind in self._kinds if facts.devices and kind not in facts.devices]
+            if lacking:
+                self._runtimes[name] = (
+                    f"runtime `{name}` computes on {', '.join(facts.devices)}, and this worker has "
+                    f"{', '.join(lacking)}"
+                )
+
+    def why_not(self, entry: Entry) -> str | None:
+        """Why an entry cannot be served here; None when it can (as far as is known unloaded)."""
+        if entry.runtime not in self._runtimes:
+            known = ", ".join(self._runtimes)
+            return f"runtime `{entry.runtime}` is unknown here; known are {known}"
+        return self._runtimes[entry.runtime] or why_absent(entry)
+
+    def adapts(self, runtime: str) -> bool:
+        """Whether a runtime runs models with adapters, as far as is known."""
+        return runtime not in self._without_adapters

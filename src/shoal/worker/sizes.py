@@ -52,16 +52,17 @@ class SizeBook:
         """
         seen = self.measured(entry)
         size_bytes = seen.size_bytes if seen else self._guess_bytes(entry)
-        return max(size_bytes, self._corrections.get(entry.key, 0))
+        return max(size_bytes, self._corrections.get(self._key(entry), 0))
 
     def _guess_bytes(self, entry: Entry) -> int:
-        if entry.key not in self._guesses:  # it looks at files
-            self._guesses[entry.key] = memory_mib(entry) * _MIB
-        return self._guesses[entry.key]
+        key = self._key(entry)
+        if key not in self._guesses:  # it looks at files
+            self._guesses[key] = memory_mib(entry) * _MIB
+        return self._guesses[key]
 
     def is_corrected(self, entry: Entry) -> bool:
         """Whether the size is a guess after a load that did not fit."""
-        return entry.key in self._corrections
+        return self._key(entry) in self._corrections
 
     def load_s(self, entry: Entry) -> float:
         """What a load takes."""
@@ -71,8 +72,8 @@ class SizeBook:
     def on_loaded(self, entry: Entry, size_bytes: int, load_s: float) -> None:
         """A load was measured."""
         key, seen = self._key(entry), self.measured(entry)
-        self._corrections.pop(entry.key, None)
-        self._guesses.pop(entry.key, None)
+        self._corrections.pop(key, None)
+        self._guesses.pop(key, None)
         if seen is not None:
             size_bytes = round(seen.size_bytes + _SMOOTHING * (size_bytes - seen.size_bytes))
             load_s = seen.load_s + _SMOOTHING * (load_s - seen.load_s)
@@ -81,7 +82,7 @@ class SizeBook:
 
     def on_out_of_memory(self, entry: Entry) -> None:
         """It needs more than was thought: the next plan makes more room for it."""
-        self._corrections[entry.key] = int(self.size_bytes(entry) * _TOO_SMALL)
+        self._corrections[self._key(entry)] = int(self.size_bytes(entry) * _TOO_SMALL)
 
     def save(self) -> None:
         """Writes the file."""
