@@ -46,6 +46,7 @@ IMPORTS: dict[str, set[str]] = {
     "sim": {"core", "catalog"},
     "bench": {"client"},
     "eval": {"client"},
+    "train": {"catalog", "clock"},
     "tune": {"sim", "bench", "catalog"},
     "__init__": {"client"},
     "__main__": {"cli"},
