@@ -17,7 +17,13 @@ from msgspec import Meta
 from msgspec.structs import fields as struct_fields
 
 from shoal.catalog.schema import Adapter, AnyEntry, Entry
-from shoal.catalog.sources import TOKENIZER_PICKLE, local_path, source_fault, weights_fault
+from shoal.catalog.sources import (
+    ADAPTER_FILES,
+    TOKENIZER_PICKLE,
+    local_path,
+    source_fault,
+    weights_fault,
+)
 from shoal.core.spelling import did_you_mean
 from shoal.ipc.messages import HeadSpec
 
@@ -68,7 +74,7 @@ def sense(entry: AnyEntry, *, served: bool = True) -> list[Finding]:
     model without a revision.
     """
     if isinstance(entry, Adapter):
-        return list(_places(entry))
+        return [*_places(entry), *_adapter_files(entry)]
     return [
         *_names(entry),
         *_generating(entry),
@@ -190,6 +196,12 @@ def _places(entry: AnyEntry) -> Iterator[Finding]:
         fault = local_path(name)
         if fault:
             yield Finding("digests", f"`{name}` {fault}")
+
+
+def _adapter_files(adapter: Adapter) -> Iterator[Finding]:
+    for name in adapter.digests:
+        if name not in ADAPTER_FILES:
+            yield Finding("digests", f"`{name}` is none of {', '.join(ADAPTER_FILES)}")
 
 
 def _other_places(entry: Entry) -> Iterator[Finding]:

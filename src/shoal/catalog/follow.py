@@ -155,6 +155,10 @@ class Following:
         retired, _ = self._retired.get((key, _ANY_POOL), (None, 0.0))
         return retired if isinstance(retired, Adapter) else None
 
+    def has_adapters(self, model_id: str) -> bool:
+        """Whether a model has adapters now."""
+        return any(adapter.base == model_id for adapter in self.snapshot.adapters)
+
     def _forget_old(self) -> None:
         now_s = wall()
         old = [name for name, (_, at_s) in self._retired.items() if at_s <= now_s - RETIRED_S]

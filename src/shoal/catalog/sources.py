@@ -18,6 +18,7 @@ MOVING_REVISIONS = frozenset({"main", "master", "head", "latest", "refs/heads/ma
 WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".gguf")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 TOKENIZER_PICKLE = ".pkl"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
 # Configurations, vocabularies and tokenizers.
 _DATA_PATTERNS = ("*.json", "*.txt", "*.model")
 _ONNX_DATA_PATTERNS = ("*.onnx_data", "*.onnx.data")

@@ -215,6 +215,15 @@ class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
+class AdapterState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An adapter, by its key, beside the copy of its model on a device. idle_s: since its use."""
+
+    adapter: str
+    device: str
+    memory_bytes: int = 0
+    idle_s: float = 0.0
+
+
 class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker can say of one model, named by its key (`id@revision`).
 
@@ -223,7 +232,8 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds of an item. devices: those that hold it. memory_bytes: of one copy, as measured. load_s:
     what its loads take. All of these are 0 while unknown. loading_s: for how long it has been
     loading. idle_s: since its last batch. Where the entry lists several runtimes: runtime is the
-    one that serves it here, others has the rest, each with why it does not.
+    one that serves it here, others has the rest, each with why it does not. adapters: those loaded
+    beside its copies.
     """
 
     model: str
@@ -239,6 +249,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: float = 0.0
     runtime: str = ""
     others: dict[str, str] = {}
+    adapters: list[AdapterState] = []
 
 
 class MemoryState(msgspec.Struct, frozen=True, omit_defaults=True):
