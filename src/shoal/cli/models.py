@@ -18,6 +18,7 @@ from shoal.catalog.change import parted
 from shoal.catalog.load import field, load, read
 from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
+from shoal.catalog.variants import on_runtime, runtimes_of
 from shoal.errors import RuntimeUnavailable
 from shoal.runtimes.registry import available
 from shoal.settings import environment
@@ -38,7 +39,7 @@ def show(folder: Path | None) -> None:
             notes.setdefault(reason, []).append(entry.id)
         state = "ready" if reason is None else "missing"
         tasks, aliases = " ".join(entry.tasks), " ".join(entry.aliases)
-        table.add_row(entry.key, tasks, entry.runtime, state, aliases)
+        table.add_row(entry.key, tasks, " ".join(runtimes_of(entry)), state, aliases)
     console = Console(highlight=False)
     console.print(table)
     for reason, ids in notes.items():
@@ -77,7 +78,12 @@ def check(folder: Path) -> int:
 
 
 def why_unusable(entry: Entry) -> str | None:
-    """Why a model cannot run on this machine, or None. Downloads nothing."""
+    """Why none of a model's runtimes can run it on this machine, or None. Downloads nothing."""
+    reasons = [_why_unusable(on_runtime(entry, runtime)) for runtime in runtimes_of(entry)]
+    return None if None in reasons else "; ".join(filter(None, reasons))
+
+
+def _why_unusable(entry: Entry) -> str | None:
     bundles = environment().get("SHOAL_BUNDLES_DIR")
     shelf = Shelf(Path(), read_bundles(Path(bundles) if bundles else None))
     try:

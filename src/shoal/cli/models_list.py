@@ -59,6 +59,12 @@ class Row:
         return "no worker"
 
     @property
+    def runtimes(self) -> list[str]:
+        """The runtimes that serve it, where workers choose; else its entry's."""
+        chosen = sorted({state.runtime for state in self.states.values()} - {""})
+        return chosen or ([self.entry.runtime] if self.entry else [])
+
+    @property
     def memory_mib(self) -> float:
         """Of one copy, as measured; 0 while unknown."""
         return max((s.memory_bytes / _MIB for s in self.states.values()), default=0.0)
@@ -132,7 +138,7 @@ def _print(rows: Sequence[Row], statuses: Sequence[Status], shelved: Shelved) ->
 
 def _cells(row: Row) -> Iterator[str]:
     entry = row.entry
-    yield from (row.key, " ".join(entry.tasks) if entry else "", entry.runtime if entry else "")
+    yield from (row.key, " ".join(entry.tasks) if entry else "", " ".join(row.runtimes))
     yield row.state if entry else f"{row.state}, replaced"
     estimate = f"~{memory_mib(entry)} MiB" if entry else ""
     yield f"{row.memory_mib:.0f} MiB" if row.memory_mib else estimate
@@ -245,6 +251,8 @@ def show_model(reach: Reach, name: str) -> int:
         for state in status.models:
             if state.model.rpartition("@")[0] == entry.id:
                 print(f"  {status.worker}  {state.model}  {_on_worker(state)}")
+                for runtime, why_not in state.others.items():
+                    print(plain(f"    not by {runtime}: {why_not}"))
     return 0
 
 
@@ -271,6 +279,8 @@ def _on_worker(state: ModelState) -> str:
     parts = [phase(state)]
     if state.devices:
         parts = [f"resident on {', '.join(state.devices)}", f"idle for {_duration(state.idle_s)}"]
+    if state.runtime:
+        parts.append(f"by {state.runtime}")
     if state.memory_bytes:
         parts.append(f"{state.memory_bytes / _MIB:.0f} MiB, loads in {state.load_s:.1f} s")
     if state.state == "unavailable":
