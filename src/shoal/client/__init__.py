@@ -14,16 +14,22 @@ from shoal.client.answers import (
     SparseVector,
     Transcript,
 )
-from shoal.client.core import Options
+from shoal.client.core import GenerationOptions, Options
+from shoal.client.growing import AsyncGrowing, Growing
 from shoal.client.shells import AsyncClient, Client
+from shoal.client.texts import Generated
 
 __all__ = [
     "AsyncClient",
+    "AsyncGrowing",
     "Classification",
     "Client",
     "Encoding",
     "Entity",
     "Extraction",
+    "Generated",
+    "GenerationOptions",
+    "Growing",
     "InputsFailed",
     "Model",
     "Options",

@@ -7,12 +7,12 @@ its path is read at once. Does not own the answers (`answers`), retries (`exchan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 from urllib.parse import quote
 
-from shoal.client import answers
+from shoal.client import answers, texts
 from shoal.client.answers import (
     Classification,
     Encoding,
@@ -24,6 +24,7 @@ from shoal.client.answers import (
     Transcript,
 )
 from shoal.client.exchange import Call, Reply
+from shoal.client.texts import Generated
 
 # A text is a str; a file is its bytes, or a path to it.
 File = bytes | Path
@@ -48,6 +49,33 @@ class Options(TypedDict, total=False):
     idempotency_key: str
     timeout_s: float
     deadline_s: float
+
+
+class Turn(TypedDict):
+    """A turn of a conversation. role: `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+class GenerationOptions(Options, total=False):
+    """How a text is continued; what is left out is as the model's own files say.
+
+    max_tokens: of the continuation; left out, up to the end of the context. temperature: 0 takes
+    the likeliest token each time. stop: texts that end it and are no part of it. schema: a JSON
+    schema that it has to fit.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: Sequence[str]
+    seed: int
+    schema: Mapping[str, Any]
+
+
+_GENERATION = GenerationOptions.__annotations__.keys() - Options.__annotations__.keys()
 
 
 class Core:
@@ -222,6 +250,37 @@ class Core:
         )
         return self._post("/v1/audio/transcriptions", body, answers.transcript, options)
 
+    def generate(
+        self, prompts: str | Sequence[str], model: str, **options: Unpack[GenerationOptions]
+    ) -> Call[list[Generated]]:
+        """Continuations of prompts, in their order. Arguments as in `GenerationOptions`."""
+        body = {"model": model, "inputs": [prompts] if isinstance(prompts, str) else list(prompts)}
+        return self._generation(body, texts.whole, options)
+
+    def chat(
+        self, messages: str | Sequence[Turn], model: str, **options: Unpack[GenerationOptions]
+    ) -> Call[Generated]:
+        """The next turn of a conversation; a text is a user's first. Arguments as in `generate`."""
+        body = {"model": model, "messages": _turns(messages)}
+        return self._generation(body, texts.first, options)
+
+    def generate_stream(
+        self, prompt: str, model: str, **options: Unpack[GenerationOptions]
+    ) -> Call[None]:
+        """The continuation of a prompt as it grows: iterate over its parts. As in `generate`.
+
+        Leaving it early, by its `with` block or `close`, stops it at the server.
+        """
+        body = {"model": model, "inputs": [prompt], "stream": True}
+        return self._generation(body, _begun, options)
+
+    def chat_stream(
+        self, messages: str | Sequence[Turn], model: str, **options: Unpack[GenerationOptions]
+    ) -> Call[None]:
+        """The next turn of a conversation as it grows. As in `chat` and `generate_stream`."""
+        body = {"model": model, "messages": _turns(messages), "stream": True}
+        return self._generation(body, _begun, options)
+
     def models(self) -> Call[list[Model]]:
         """All models of the server, by id."""
         return Call("GET", "/v1/models", answers.models)
@@ -237,11 +296,28 @@ class Core:
             "GET", "/readyz", lambda reply: reply.status == 200, retry=False, good=(200, 503)
         )
 
+    def _generation(self, body: dict[str, Any], parse: Any, options: Any) -> Call[Any]:
+        how = {name: options[name] for name in options.keys() & _GENERATION}
+        if "stop" in how:
+            how["stop"] = list(how["stop"])
+        others = {name: value for name, value in options.items() if name not in how}
+        return self._post("/v1/generate", body | how, parse, others)
+
     def _post(self, path: str, body: dict[str, Any], parse: Any, options: Any) -> Call[Any]:
         unknown = set(options) - Options.__annotations__.keys()
         if unknown:
             raise TypeError(f"unexpected argument {min(unknown)!r}")
         return Call("POST", path, parse, body, **{**self._options, **options})
+
+
+def _turns(messages: str | Sequence[Turn]) -> list[Turn]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return list(messages)
+
+
+def _begun(_: Reply) -> None:
+    """A text that grows is read by who asked for it."""
 
 
 def _body(**fields: Any) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def exchange(
                 return call.parse(outcome)
             error = error_of(outcome)
         else:
-            error = _lost(outcome)
+            error = lost_error(outcome)
         n_failed += 1
         wait_s = _wait_s(error, n_failed, policy, rng)
         if (
@@ -155,7 +155,8 @@ def _wait_s(error: ShoalError, n_failed: int, policy: Policy, rng: random.Random
     return pause_s + (error.retry_after_s or 0.0)
 
 
-def _lost(outcome: Lost | None) -> ShoalError:
+def lost_error(outcome: Lost | None) -> ShoalError:
+    """The error of an answer that did not come, or not to its end."""
     if outcome is not None and outcome.timed_out:
         return DeadlineExceeded(f"no answer in time: {outcome.why}")
     return Unreachable(f"no answer: {outcome.why if outcome else 'nothing was sent'}")

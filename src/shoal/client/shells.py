@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -20,10 +20,13 @@ import httpx
 from shoal import __version__, clock
 from shoal.client.core import Core, Options
 from shoal.client.exchange import Call, Lost, Policy, Reply, Send, Sleep, exchange
-from shoal.client.spread import AsyncSpread, Spread
+from shoal.client.growing import AsyncGrowing, Growing
+from shoal.client.spread import GROWING, AsyncSpread, Spread
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_CONNECTIONS = 256
+
+_EARLY = {GROWING: True}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +46,26 @@ def _async(
     @wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(build(self._core, *args, **kwargs))
+
+    return method
+
+
+def _sync_growing(
+    build: Callable[Concatenate[Core, P], Call[Any]],
+) -> Callable[Concatenate[Any, P], Growing]:
+    @wraps(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Growing:
+        return self._grow(build(self._core, *args, **kwargs))
+
+    return method
+
+
+def _async_growing(
+    build: Callable[Concatenate[Core, P], Call[Any]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncGrowing]]:
+    @wraps(build)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGrowing:
+        return await self._grow(build(self._core, *args, **kwargs))
 
     return method
 
@@ -100,6 +123,10 @@ class Client(_Shell):
     classify = _sync(Core.classify)
     extract = _sync(Core.extract)
     transcribe = _sync(Core.transcribe)
+    generate = _sync(Core.generate)
+    chat = _sync(Core.chat)
+    generate_stream = _sync_growing(Core.generate_stream)
+    chat_stream = _sync_growing(Core.chat_stream)
     models = _sync(Core.models)
     model = _sync(Core.model)
     ready = _sync(Core.ready)
@@ -119,6 +146,24 @@ class Client(_Shell):
         self._http = httpx.Client(mounts={"all://": spread}, **self._connection)
 
     def _run(self, call: Call[T]) -> T:
+        return self._drive(call, lambda step: _reply(self._http.request(**_request(step))))
+
+    def _grow(self, call: Call[Any]) -> Growing:
+        opened: list[httpx.Response] = []
+
+        def send(step: Send) -> Reply:
+            request = self._http.build_request(**_request(step), extensions=_EARLY)
+            response = self._http.send(request, stream=True)
+            if response.status_code not in call.good:
+                response.read()
+                return _reply(response)
+            opened.append(response)
+            return Reply(response.status_code, response.headers, b"")
+
+        self._drive(call, send)
+        return Growing(opened[-1])
+
+    def _drive(self, call: Call[T], send: Callable[[Send], Reply]) -> T:
         steps = self._exchange(call)
         outcome: Reply | Lost | None = None
         while True:
@@ -131,7 +176,7 @@ class Client(_Shell):
                 outcome = None
                 continue
             try:
-                outcome = _reply(self._http.request(*_target(step), **_request(step)))
+                outcome = send(step)
             except httpx.TransportError as error:
                 outcome = _lost(error)
 
@@ -147,6 +192,10 @@ class AsyncClient(_Shell):
     classify = _async(Core.classify)
     extract = _async(Core.extract)
     transcribe = _async(Core.transcribe)
+    generate = _async(Core.generate)
+    chat = _async(Core.chat)
+    generate_stream = _async_growing(Core.generate_stream)
+    chat_stream = _async_growing(Core.chat_stream)
     models = _async(Core.models)
     model = _async(Core.model)
     ready = _async(Core.ready)
@@ -166,6 +215,27 @@ class AsyncClient(_Shell):
         self._http = httpx.AsyncClient(mounts={"all://": spread}, **self._connection)
 
     async def _run(self, call: Call[T]) -> T:
+        async def send(step: Send) -> Reply:
+            return _reply(await self._http.request(**_request(step)))
+
+        return await self._drive(call, send)
+
+    async def _grow(self, call: Call[Any]) -> AsyncGrowing:
+        opened: list[httpx.Response] = []
+
+        async def send(step: Send) -> Reply:
+            request = self._http.build_request(**_request(step), extensions=_EARLY)
+            response = await self._http.send(request, stream=True)
+            if response.status_code not in call.good:
+                await response.aread()
+                return _reply(response)
+            opened.append(response)
+            return Reply(response.status_code, response.headers, b"")
+
+        await self._drive(call, send)
+        return AsyncGrowing(opened[-1])
+
+    async def _drive(self, call: Call[T], send: Callable[[Send], Awaitable[Reply]]) -> T:
         steps = self._exchange(call)
         outcome: Reply | Lost | None = None
         while True:
@@ -178,17 +248,19 @@ class AsyncClient(_Shell):
                 outcome = None
                 continue
             try:
-                outcome = _reply(await self._http.request(*_target(step), **_request(step)))
+                outcome = await send(step)
             except httpx.TransportError as error:
                 outcome = _lost(error)
 
 
-def _target(step: Send) -> tuple[str, str]:
-    return step.method, step.path
-
-
 def _request(step: Send) -> dict[str, Any]:
-    return {"content": step.content, "headers": step.headers, "timeout": step.timeout_s}
+    return {
+        "method": step.method,
+        "url": step.path,
+        "content": step.content,
+        "headers": step.headers,
+        "timeout": step.timeout_s,
+    }
 
 
 def _reply(response: httpx.Response) -> Reply:

@@ -2,7 +2,8 @@
 
 Owns how many connections there are and which one a request takes. httpx's own pool looks at every
 connection for every request, which at 64 concurrent requests costs several times the request
-itself; a pool of one connection has nothing to look through. Does not own HTTP (httpx).
+itself; a pool of one connection has nothing to look through. Answers that are read as they grow are
+few and long, so httpx's own pool has those. Does not own HTTP (httpx).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 
 import httpx
 
+# An extension of requests whose answer is handed out before its end.
+GROWING = "shoal.growing"
 _ONE = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=30.0)
 
 
@@ -26,9 +29,14 @@ class Spread(httpx.BaseTransport):
         self._make: Callable[[], httpx.HTTPTransport] = lambda: httpx.HTTPTransport(
             verify=verify, limits=_ONE
         )
+        self._growing = httpx.HTTPTransport(
+            verify=verify, limits=httpx.Limits(max_connections=max_connections)
+        )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """The answer, read to its end."""
+        """The answer, read to its end unless it grows."""
+        if request.extensions.get(GROWING):
+            return self._growing.handle_request(request)
         with self._turns:
             transport = self._free.pop() if self._free else self._make()
             whole = False
@@ -47,6 +55,7 @@ class Spread(httpx.BaseTransport):
         """Closes the connections."""
         while self._free:
             self._free.pop().close()
+        self._growing.close()
 
 
 class AsyncSpread(httpx.AsyncBaseTransport):
@@ -58,9 +67,14 @@ class AsyncSpread(httpx.AsyncBaseTransport):
         self._make: Callable[[], httpx.AsyncHTTPTransport] = lambda: httpx.AsyncHTTPTransport(
             verify=verify, limits=_ONE
         )
+        self._growing = httpx.AsyncHTTPTransport(
+            verify=verify, limits=httpx.Limits(max_connections=max_connections)
+        )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The answer, read to its end."""
+        """The answer, read to its end unless it grows."""
+        if request.extensions.get(GROWING):
+            return await self._growing.handle_async_request(request)
         async with self._turns:
             transport = self._free.pop() if self._free else self._make()
             whole = False
@@ -79,3 +93,4 @@ class AsyncSpread(httpx.AsyncBaseTransport):
         """Closes the connections."""
         while self._free:
             await self._free.pop().aclose()
+        await self._growing.aclose()
