@@ -152,8 +152,6 @@ def test_bounds_cancelled_requests_remembered(tmp_path):
         held,
         None,
         None,
-        None,
-        costs=None,
         roster=None,
         cache_dir=tmp_path,
         on_traits=None,

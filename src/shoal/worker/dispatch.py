@@ -142,7 +142,9 @@ class Dispatch:
             process = self._residents.process(device, line.entry)
             connection, reached = process.live(), True
             async with asyncio.timeout(self._run_timeout_s):
-                ran = await connection.run(line.entry.key, run_items, batch.block_tokens)
+                ran = await self._residents.adapters.run(
+                    device, line.entry, connection, run_items, batch.block_tokens
+                )
         except TimeoutError:
             ran = RuntimeCrashed(f"the runtime gave no answer in {self._run_timeout_s:.0f} s")
             await self._residents.renew(device, line.entry, "hangs")

@@ -82,6 +82,7 @@ class Heartbeat:
             idle_s=now_s - used_s if holders else 0.0,
             runtime=entry.runtime if self._choices.has_choice(entry.key) else "",
             others=self._choices.others(entry.key),
+            adapters=residents.adapters.states(entry, holders),
         )
 
     def _measure(self, memories: list[MemoryState]) -> None:

@@ -2,7 +2,7 @@
 
 Owns pulling (one one-shot pull for each line that has room), reading envelopes, fetching large
 bodies, preparing items in a bounded thread pool, and cancels. Does not own what is held
-(`held`), how much (`lines`) or what runs next (`dispatch`).
+(`held`), how much (`lines`), or where a prepared item waits (`placing`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic, wall
-from shoal.core.types import Item
 from shoal.errors import (
     Bug,
     ModelUnavailable,
@@ -36,13 +35,11 @@ from shoal.wire.envelope import (
     decode_envelope,
     decode_inputs,
 )
-from shoal.worker.costs import CostBook
-from shoal.worker.dispatch import Dispatch
 from shoal.worker.held import Held, HeldItem
 from shoal.worker.lines import Line
+from shoal.worker.placing import Placing
 from shoal.worker.residency import Residency
 from shoal.worker.roster import Roster
-from shoal.worker.streams import Streams
 from shoal.worker.tokenise import Prepared, Tokeniser, prepare
 
 log = logging.getLogger(__name__)
@@ -67,10 +64,8 @@ class Intake:
         queue: Queue,
         held: Held,
         residency: Residency,
-        dispatch: Dispatch,
-        streams: Streams,
+        placing: Placing,
         *,
-        costs: CostBook,
         roster: Roster,
         cache_dir: Path,
         on_traits: Callable[[Entry, Traits], None],
@@ -78,9 +73,7 @@ class Intake:
         self._queue = queue
         self._held = held
         self._residency = residency
-        self._dispatch = dispatch
-        self._streams = streams
-        self._costs = costs
+        self._placing = placing
         self._roster = roster
         self._cache_dir = cache_dir
         self._on_traits = on_traits
@@ -221,8 +214,8 @@ class Intake:
                 made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
             del self._pending[entry.key][: len(items)]
             for item, outcome in zip(items, made, strict=True):
-                await self._place(entry, item, outcome)
-            self._dispatch.wake()
+                await self._placing.place(entry, item, outcome)
+            self._placing.wake()
 
     async def _traits(self, entry: Entry) -> Traits:
         """What the runtime can do. One that dies at its start is no fault of an item.
@@ -267,43 +260,6 @@ class Intake:
         except QueueUnavailable as error:
             return error
 
-    async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
-        envelope = item.envelope
-        line = self._roster.lines.get((entry.key, envelope.lane))
-        if line is None or line.entry.runtime != entry.runtime:  # gone, or served by another one
-            if line is not None:
-                line.on_prepared(0)
-            await self._held.give_back([envelope.item])
-            return
-        tokens = sum(made.lengths) if isinstance(made, RunItem) else 0
-        line.on_prepared(tokens)
-        if not self._held.has(item):  # cancelled meanwhile, and perhaps delivered anew
-            return
-        if not isinstance(made, RunItem):
-            if item.failures:
-                await self._held.fail_inputs(envelope.item)
-            else:
-                await self._held.fail(envelope.item, made)
-            return
-        item.run_item = made
-        waiting = Item(
-            envelope.item,
-            entry.key,
-            envelope.lane,
-            tuple(made.lengths),
-            monotonic() + envelope.deadline_s - wall(),
-            item.arrived_s,
-            envelope.tenant or "",
-            solo=item.delivery.attempt > 1,
-            size_bytes=len(made.ids) + sum(map(len, made.blobs)),
-        )
-        if envelope.payload is None:
-            self._costs.on_text(entry, len(bytes(envelope.body)), tokens)
-        if entry.generates:
-            self._streams.add(entry, waiting)
-        elif not self._dispatch.add(waiting):
-            await self._held.fail(envelope.item, Bug("the window is full"))
-
     async def _end_all(self, entry: Entry, error: ShoalError | None) -> None:
         """What is pending fails; without an error it goes back, to come again later."""
         for item in self._pending.pop(entry.key, []):
@@ -324,11 +280,7 @@ class Intake:
             del self._cancelled[next(iter(self._cancelled))]
         for item_id in self._held.of_request(request):
             item = self._held[item_id]
-            if (
-                item.run_item is None
-                or self._dispatch.remove([item_id])
-                or self._streams.stop(item_id)
-            ):
+            if item.run_item is None or self._placing.remove(item_id):
                 # Now, and not in a task: an item that has just been prepared must not be placed.
                 self._held.forget(item_id)
                 self._spawn(item.delivery.ack(), "cancel")
@@ -343,6 +295,7 @@ class Intake:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._placing.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

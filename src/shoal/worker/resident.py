@@ -23,6 +23,7 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.ipc.messages import Traits
+from shoal.worker.adapters import Adapters
 from shoal.worker.device import IN_FLIGHT_BATCHES, Device, Loaded, Loading
 from shoal.worker.faults import LoadFaults
 from shoal.worker.fetches import Fetches
@@ -58,11 +59,13 @@ class Residents:
         load_timeout_s: float,
         sizes: SizeBook,
         fetches: Fetches,
+        adapters: Adapters,
         on_change: Callable[[], None],
     ) -> None:
         self.devices = [Device(name) for name in devices]
         self.faults = LoadFaults()
         self.sizes = sizes
+        self.adapters = adapters
         self.load_seconds = 0.0
         self.loads = 0
         self.evictions = 0
@@ -294,4 +297,5 @@ class Residents:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.adapters.close()
         await asyncio.gather(*(p.stop() for d in self.devices for p in d.processes.values()))

@@ -33,6 +33,7 @@ from shoal.queue.interface import Queue
 from shoal.queue.opening import open_queue
 from shoal.settings import WorkerSettings
 from shoal.wire.envelope import encode
+from shoal.worker.adapters import Adapters
 from shoal.worker.choice import Choices
 from shoal.worker.costs import CostBook
 from shoal.worker.devices import parse
@@ -45,6 +46,7 @@ from shoal.worker.memory import Memories
 from shoal.worker.metrics import Metrics
 from shoal.worker.peers import Peers
 from shoal.worker.picture import Picture
+from shoal.worker.placing import Placing
 from shoal.worker.residency import Residency
 from shoal.worker.resident import Residents
 from shoal.worker.roster import Roster
@@ -115,21 +117,18 @@ class Worker:
             run_timeout_s=settings.run_timeout_s,
         )
         self._streams = Streams(
-            self._held,
-            residents,
-            self._roster.lines,
-            rules,
+            *(self._held, residents, self._roster.lines, rules),
             metrics=metrics,
             costs=self._costs,
             run_timeout_s=settings.run_timeout_s,
         )
         self._intake = Intake(
-            queue,
-            self._held,
-            self._residency,
-            self._dispatch,
-            self._streams,
-            costs=self._costs,
+            *(queue, self._held, self._residency),
+            Placing(
+                *(self._held, self._roster, self._dispatch, self._streams),
+                costs=self._costs,
+                adapters=residents.adapters,
+            ),
             roster=self._roster,
             cache_dir=settings.cache_dir,
             on_traits=self._rules.on_traits,
@@ -150,6 +149,7 @@ class Worker:
             load_timeout_s=self._settings.load_timeout_s,
             sizes=self._sizes,
             fetches=self._fetches,
+            adapters=Adapters(self._following.adapter, self._settings.cache_dir),
             on_change=self._on_change,
         )
 
@@ -285,6 +285,7 @@ class Worker:
         for key in self._roster.retired:
             self._fetches.give_up(key)
         self._choices.switch_due()
+        self._residency.residents.adapters.on_catalog(self._residency.residents.devices)
         served = {entry.key for entry in change.added} - self._roster.unservable.keys()
         self._lines_to_make |= served
         self._lines_to_remove |= {entry.key for entry in change.gone}

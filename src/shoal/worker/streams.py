@@ -249,7 +249,9 @@ class Streams:
         try:
             connection = self._residents.process(device, entry).live()
             async with asyncio.timeout(max(0.0, item.deadline_s - monotonic())):
-                return await connection.generate(entry.key, run_item, on_piece)
+                return await self._residents.adapters.generate(
+                    device, entry, connection, run_item, on_piece
+                )
         except TimeoutError:
             return DeadlineExceeded("the text was not whole by the deadline")
         except RuntimeCrashed as error:
