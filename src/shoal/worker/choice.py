@@ -11,15 +11,15 @@ that were prepared for another runtime (`intake`, `dispatch`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal.catalog.schema import Entry
 from shoal.catalog.variants import declared_token_s, on_runtime, runtimes_of
 from shoal.core.choice import Candidate, choose
 from shoal.errors import ShoalError
 from shoal.worker.costs import CostBook
+from shoal.worker.device import Device
 from shoal.worker.faults import blames_runtime
-from shoal.worker.resident import Residents
 from shoal.worker.servable import Installed
 
 log = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ class Choices:
     says whether a model, by its id, has some.
     """
 
-    def __init__(self, installed: Installed, residents: Residents, costs: CostBook) -> None:
+    def __init__(self, installed: Installed, devices: Sequence[Device], costs: CostBook) -> None:
         self.on_switch: Callable[[Entry], None] = lambda _: None
         self.has_adapters: Callable[[str], bool] = lambda _: False
         self._installed = installed
-        self._residents = residents
+        self._devices = devices
         self._costs = costs
         self._entries: dict[str, Entry] = {}
         self._chosen: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Choices:
     def switch_due(self) -> None:
         """Has another runtime serve what is due and has no copy any more."""
         for key in list(self._due):
-            if not self._copies(key):
+            if not self._copies(key) and not self._loads(key):
                 self._due.discard(key)
                 entry = self._entries[key]
                 self.on_switch(on_runtime(entry, self._choose(entry)))
@@ -103,8 +103,10 @@ class Choices:
             return False
         if self._has_switched(entry):
             return True
-        if self._loads(key) > 1 or self._residents.holders(entry):
-            return not self._residents.holders(entry)
+        if self._copies(key):
+            return False
+        if self._loads(key) > 1:
+            return True
         broken = self._broken.setdefault(key, {})
         broken[entry.runtime] = error.message
         listed = self._entries[key]
@@ -123,10 +125,10 @@ class Choices:
         return self._chosen.get(entry.key, entry.runtime) != entry.runtime
 
     def _loads(self, key: str) -> int:
-        return sum(key in device.loading for device in self._residents.devices)
+        return sum(key in device.loading for device in self._devices)
 
     def _copies(self, key: str) -> int:
-        return sum(key in device.resident for device in self._residents.devices) + self._loads(key)
+        return sum(key in device.resident for device in self._devices)
 
     def _choose(self, entry: Entry) -> str:
         """Chooses anew; where none can serve, it is looked at again the next time."""

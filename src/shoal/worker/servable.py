@@ -21,7 +21,7 @@ from shoal.errors import OperatorError
 PROBE_S = 60.0
 
 
-class _Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True):
     """What is known of a runtime before it has ever run; see `shoal.runtimes.probe`."""
 
     why_not: str | None
@@ -50,9 +50,9 @@ class Installed:
             output, _ = await process.communicate()
         if process.returncode != 0:
             raise OperatorError("the runtimes of this environment cannot be listed")
-        self.take(msgspec.json.decode(output, type=dict[str, _Facts]), shelf)
+        self.take(msgspec.json.decode(output, type=dict[str, Facts]), shelf)
 
-    def take(self, found: Mapping[str, _Facts], shelf: Shelf) -> None:
+    def take(self, found: Mapping[str, Facts], shelf: Shelf) -> None:
         """Takes over what a probe has found."""
         self._runtimes = shelf.complete({name: facts.why_not for name, facts in found.items()})
         self._without_adapters = frozenset(n for n, facts in found.items() if not facts.adapts)
