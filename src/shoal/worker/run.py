@@ -105,7 +105,7 @@ class Worker:
         self._shelf = shelf_of(settings)
         self._fetches = Fetches(settings.cache_dir, self._shelf, self._on_fetched)
         residents = self._make_residents(devices)
-        self._choices = Choices(self._installed, residents, self._costs)
+        self._choices = Choices(self._installed, residents.devices, self._costs)
         self._residency = self._make_residency(devices, residents)
         self._dispatch = Dispatch(
             policy_of(settings, self._scheduler),
