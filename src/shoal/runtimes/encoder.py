@@ -109,10 +109,14 @@ class Plan:
 
 
 class LoadedModel:
-    """One model, ready to run batches. Raises `ModelUnavailable` for what it could not serve."""
+    """One model, ready to run batches. Raises `ModelUnavailable` for what it could not serve.
+
+    adapters: keys of those that the network has; who gives it one, or takes it away, says so here.
+    """
 
     def __init__(self, spec: ModelSpec, network: Network) -> None:
         self.spec = spec
+        self.adapters: set[str] = set()
         self._network = network
         path = Path(spec.path)
         self._folder = path if path.is_dir() else path.parent
@@ -193,6 +197,8 @@ class LoadedModel:
         return RanItems(outcomes, padded_tokens)
 
     def _plan(self, item: RunItem, work: dict[Need, Rows]) -> Plan:
+        if item.adapter and item.adapter not in self.adapters:
+            raise ModelUnavailable(f"{item.adapter} is not loaded")
         sequences = cut(item, self._network.limits)
         if not sequences:
             raise InvalidRequest(f"item {item.item} has no inputs", param="input")
@@ -230,6 +236,10 @@ class LoadedModel:
         padded_tokens = 0
         rows.tokens = [np.empty((0, 0), np.float32)] * n
         for group in self._groups(lengths, budget_tokens):
+            longest = lengths[group[-1]]
+            if self.adapters:
+                # Side by side, the tokens of one adapter are one stretch of rows.
+                group.sort(key=lambda i: sequences[i].adapter)
             chosen = [sequences[i] for i in group]
             if need.tags:
                 for at, logits in zip(group, self._network.token_logits(chosen), strict=True):
@@ -238,7 +248,7 @@ class LoadedModel:
             else:
                 self._pool(need, self._network.hidden(chosen), group, rows)
             used = sum(lengths[i] for i in group)
-            padded_tokens += used if self._network.packs else lengths[group[-1]] * len(group)
+            padded_tokens += used if self._network.packs else longest * len(group)
         return padded_tokens
 
     def _pool(self, need: Need, hidden: Hidden, group: list[int], rows: Rows) -> None:

@@ -23,7 +23,7 @@ Places = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One sequence of ids (little-endian, `id_bytes` each); `second_at` as in `RunItem`.
+    """One sequence of ids (little-endian, `id_bytes` each); the rest as in `RunItem`.
 
     Equal sequences are equal objects, so that a batch can run them once.
     """
@@ -31,6 +31,7 @@ class TokenSequence:
     raw: bytes
     id_bytes: int
     second_at: int = 0
+    adapter: str = ""
 
     def __len__(self) -> int:
         return len(self.raw) // self.id_bytes
@@ -67,7 +68,7 @@ def cut(item: RunItem, limits: Limits) -> list[TokenSequence]:
     for index, length in enumerate(item.lengths):
         start, end = end, end + length * item.id_bytes
         second_at = item.second_at[index] if item.second_at else 0
-        sequence = TokenSequence(item.ids[start:end], item.id_bytes, second_at)
+        sequence = TokenSequence(item.ids[start:end], item.id_bytes, second_at, item.adapter)
         _check(sequence, index, item, limits)
         sequences.append(sequence)
     return sequences

@@ -180,6 +180,12 @@ def _fused(at: str, stored: str, names: str, *, bias: bool) -> dict[str, Part]:
     return {name: Part(f"{at}.{stored}", bias, (k, len(kinds))) for k, name in enumerate(kinds)}
 
 
+def _apart(at: str, *, bias: bool) -> dict[str, Part]:
+    """The maps of a layer as transformers has them in memory, whatever is fused in the file."""
+    attention = {name: Part(f"{at}.self_attn.{name}_proj", bias) for name in "qkvo"}
+    return attention | {name: Part(f"{at}.mlp.{name}_proj") for name in ("gate", "up", "down")}
+
+
 def _rotary_encoder(config: Config, **changes: Any) -> Shape:
     """An encoder with rotary positions and norms after each branch (NomicBERT, GTE)."""
     hidden = config.whole("hidden_size", "n_embd")
@@ -227,6 +233,7 @@ def nomic_bert(config: Config) -> Plan:
         types="embeddings.token_type_embeddings",
         embed_norm=Part("emb_ln"),
         layer=layer,
+        modules=_apart("layers.{i}", bias=False),
     )
     return Plan(shape, names)
 
@@ -252,6 +259,7 @@ def gte(config: Config) -> Plan:
         types="embeddings.token_type_embeddings" if shape.token_types else "",
         embed_norm=Part("embeddings.LayerNorm"),
         layer=layer,
+        modules=_apart("layers.{i}", bias=True),
     )
     return Plan(shape, names, _POOLED, _PLAIN)
 

@@ -21,16 +21,18 @@ from torch.nn import functional
 
 from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import ModelSpec
+from shoal.runtimes.adapters import AdapterFile
 from shoal.runtimes.bert import Floats, read_config
 from shoal.runtimes.checkpoint import read_weights
 from shoal.runtimes.heads import Head
 from shoal.runtimes.pooling import Hidden
 from shoal.runtimes.sequences import Ints, Limits, TokenSequence, end_to_end, pad
+from shoal.runtimes.torch.adapters import Adapter, Stretch, fitted, stretches
 from shoal.runtimes.torch.attention import Attention, varlen_kernel
 from shoal.runtimes.torch.classifiers import classifier_of
 from shoal.runtimes.torch.families import find
 from shoal.runtimes.torch.linear import STOCK, Linear
-from shoal.runtimes.torch.shape import Config, LayerShape, Names, Plan, Shape
+from shoal.runtimes.torch.shape import Config, Names, Plan, sizes
 from shoal.runtimes.torch.tensors import Pair, Tensors, mapped_errors
 from shoal.runtimes.torch.towers import ACTIVATIONS, Tower, normed
 
@@ -62,7 +64,10 @@ class TorchTransformer:
             )
         self.limits = Limits(shape.positions, shape.vocab)
         self.packs = packs
+        self._plan = plan
         self._shape = shape
+        self._adapters: dict[str, Adapter] = {}
+        self._dtype = dtype
         self._where = spec.key
         self._device = torch.device(device)
         # The trial of the faster map was in float32.
@@ -82,6 +87,30 @@ class TorchTransformer:
         self.classifier: Head | None = classifier_of(tensors, plan, values, spec)
         self.memory_bytes = tensors.nbytes + (self.classifier.nbytes if self.classifier else 0)
 
+    def load_adapter(self, key: str, file: AdapterFile) -> int:
+        """Takes an adapter, in the place of one of the same key; its bytes.
+
+        Raises `ModelUnavailable` for one that does not fit this network.
+        """
+        plan = self._plan
+        heads = (
+            (plan.classifier, self.classifier),
+            (plan.tokens, self._token_classes),
+            (plan.words, self._vocabulary),
+        )
+        used = [names for names, head in heads if names is not None and head is not None]
+        with mapped_errors(f"{self._where} with {key}"):
+            adapter = fitted(file, plan, used, device=self._device, dtype=self._dtype)
+        self.unload_adapter(key)
+        self._adapters[key] = adapter
+        self.memory_bytes += adapter.nbytes
+        return adapter.nbytes
+
+    def unload_adapter(self, key: str) -> None:
+        """Forgets an adapter; one that is not there is passed over."""
+        adapter = self._adapters.pop(key, None)
+        self.memory_bytes -= adapter.nbytes if adapter else 0
+
     def _read(self, tensors: Tensors, names: Names) -> None:
         shape, wide = self._shape, self._shape.hidden
         self._words = tensors.table(names.words, shape.vocab, wide)
@@ -100,7 +129,7 @@ class TorchTransformer:
 
     def _read_layer(self, tensors: Tensors, names: Names, number: int) -> Parts:
         parts: dict[str, Pair] = {}
-        for name, size in _sizes(self._shape).items():
+        for name, size in sizes(self._shape).items():
             part = names.layer.get(name)
             if part is not None and number >= part.since:
                 placed = replace(part, stored=part.stored.format(i=number))
@@ -134,7 +163,10 @@ class TorchTransformer:
         return self._kernel is not None and self._biases is None
 
     def hidden(self, group: Sequence[TokenSequence]) -> Hidden:
-        """Hidden states of a group: [tokens, d] packed, or [n, longest, d] padded."""
+        """Hidden states of a group: [tokens, d] packed, or [n, longest, d] padded.
+
+        The adapters of its sequences are loaded; it is best where those of one are side by side.
+        """
         with mapped_errors(self._where), torch.inference_mode():
             return self._run(group, None)
 
@@ -164,19 +196,29 @@ class TorchTransformer:
     def _run(self, group: Sequence[TokenSequence], tower: Tower | None) -> Hidden:
         if self.packs:
             flat = end_to_end(group)
-            x = self._forward(flat.ids, flat.positions, flat.types, flat.lengths, None)
+            spans = stretches(group, None, self._adapters)
+            x = self._forward(flat.ids, flat.positions, flat.types, flat.lengths, spans=spans)
             return Hidden(_numpy(self._topped(x, tower)), flat.lengths, packed=True)
         rows = pad(group, self._shape.pad_id)
         size = rows.ids.shape
         positions = np.tile(np.arange(size[1]), size[0])
-        x = self._forward(rows.ids.ravel(), positions, rows.types.ravel(), rows.lengths, size[1])
+        spans = stretches(group, size[1], self._adapters)
+        ids, types = rows.ids.ravel(), rows.types.ravel()
+        x = self._forward(ids, positions, types, rows.lengths, spans=spans, longest=size[1])
         return Hidden(_numpy(self._topped(x, tower)).reshape(*size, -1), rows.lengths)
 
     def _topped(self, x: Tensor, tower: Tower | None) -> Tensor:
         return x if tower is None else self._map(tower.features(x, self._linear), tower.out)
 
     def _forward(
-        self, ids: Ints, positions: Ints, types: Ints, lengths: Ints, longest: int | None
+        self,
+        ids: Ints,
+        positions: Ints,
+        types: Ints,
+        lengths: Ints,
+        *,
+        spans: Sequence[Stretch],
+        longest: int | None = None,
     ) -> Tensor:
         """Token vectors [tokens, d]; ids, positions and types are [tokens]."""
         attention = Attention(
@@ -188,8 +230,8 @@ class TorchTransformer:
             kernel=self._kernel,
         )
         x = self._rounded(self._embed(ids, positions, types))
-        for layer, parts in zip(self._shape.layers, self._layers, strict=True):
-            x = self._layer(x, layer, parts, attention)
+        for number in range(len(self._layers)):
+            x = self._layer(x, number, attention, spans)
         x = x[: len(ids)]
         return self._norm(x, self._outer, "final_norm")
 
@@ -202,22 +244,34 @@ class TorchTransformer:
             x = x + self._positions[self._tensor(positions) + self._shape.position_start]
         return self._norm(x, self._outer, "embed_norm")
 
-    def _layer(self, x: Tensor, layer: LayerShape, parts: Parts, attention: Attention) -> Tensor:
+    def _layer(
+        self, x: Tensor, number: int, attention: Attention, spans: Sequence[Stretch]
+    ) -> Tensor:
         """One layer over x [tokens, d]: attention, then the feed-forward part.
 
         Sums and norms are float32 also where the maps are in a lower precision: it costs little,
         and most of what a lower precision loses, and all that overflows, is lost there.
         """
+        layer, parts = self._shape.layers[number], self._layers[number]
+
+        def mapped(x: Tensor, part: str) -> Tensor:
+            pair = parts[part]
+            x = x.to(pair.weight.dtype)
+            y = self._linear.apply(x, pair.weight, pair.bias)
+            for span in spans:
+                span.add(y, x, number, part)
+            return y
+
         y = self._norm(x, parts, "attention_in")
-        query, key, value = (self._map(y, parts[part]) for part in "qkv")
+        query, key, value = (mapped(y, part) for part in "qkv")
         if "q_norm" in parts:
             query, key = self._each(query, parts, "q_norm"), self._each(key, parts, "k_norm")
-        y = self._map(attention(layer, query, key, value), parts["o"])
+        y = mapped(attention(layer, query, key, value), "o")
         x = self._norm(x + self._norm(y, parts, "attention_out"), parts, "attention_sum")
         y = self._norm(x, parts, "mlp_in")
-        up = self._map(y, parts["up"])
-        inner = self._act(self._map(y, parts["gate"])) * up if "gate" in parts else self._act(up)
-        y = self._map(inner, parts["down"])
+        up = mapped(y, "up")
+        inner = self._act(mapped(y, "gate")) * up if "gate" in parts else self._act(up)
+        y = mapped(inner, "down")
         return self._norm(x + self._norm(y, parts, "mlp_out"), parts, "mlp_sum")
 
     def _map(self, x: Tensor, pair: Pair) -> Tensor:
@@ -240,25 +294,6 @@ class TorchTransformer:
         """[n, d] with rows of zeros after it, up to a size that the linear map likes."""
         more = self._linear.rows(len(x)) - len(x)
         return functional.pad(x, (0, 0, 0, more)) if more else x
-
-
-def _sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Shape of each part that a layer may have: [out, in] of maps, [width] of norms."""
-    wide, inner = shape.hidden, shape.intermediate
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = ("attention_in", "attention_out", "attention_sum", "mlp_in", "mlp_out", "mlp_sum")
-    return {
-        "q": (queries, wide),
-        "k": (keys, wide),
-        "v": (keys, wide),
-        "o": (wide, queries),
-        "gate": (inner, wide),
-        "up": (inner, wide),
-        "down": (wide, inner),
-        "q_norm": (shape.head_dim,),
-        "k_norm": (shape.head_dim,),
-        **dict.fromkeys(norms, (wide,)),
-    }
 
 
 def _numpy(x: Tensor) -> Floats:

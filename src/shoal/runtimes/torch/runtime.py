@@ -8,9 +8,11 @@ Options of a model:
               auto measures which is faster
     positive  label whose probability is the score, for cross-encoders with several classes
 
-Owns the models that are loaded. Does not own the steps of a batch (`shoal.runtimes.encoder`) or
-what runs a checkpoint (`families`, `network`). Importing this module does not import torch; making
-the runtime does. CUDA has not been tried.
+Text transformers take LoRA adapters; items of one batch may name several.
+
+Owns the models that are loaded, and which adapters they have. Does not own the steps of a batch
+(`shoal.runtimes.encoder`) or what runs a checkpoint (`families`, `network`, `adapters`). Importing
+this module does not import torch; making the runtime does. CUDA has not been tried.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from shoal.core.types import TEXT_TASKS
 from shoal.errors import ModelUnavailable, RunFailed, RuntimeUnavailable
-from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
+from shoal.runtimes.adapters import read_adapter
 from shoal.runtimes.bert import read_config
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
@@ -57,8 +60,11 @@ class TorchRuntime:
         self._device = device
         self._threads = threads
         self._linear = choose(device)
-        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), packing=device == "cpu")
+        self.traits = Traits(
+            accepts_ids=True, tasks=list(TEXT_TASKS), packing=device == "cpu", lora=True
+        )
         self._models: dict[str, LoadedModel | LoadedPictures] = {}
+        self._adapted: dict[str, _Adapted] = {}
         self._lower: set[str] = set()
 
     def load(self, spec: ModelSpec) -> bool:
@@ -81,6 +87,7 @@ class TorchRuntime:
         else:
             network.packs = bool(packing)
         self._models[spec.key] = model
+        self._adapted[spec.key] = _Adapted(model, network)
         self._lower.discard(spec.key)
         if dtype != torch.float32:
             self._lower.add(spec.key)
@@ -90,6 +97,7 @@ class TorchRuntime:
         from shoal.runtimes.torch.pictures import LoadedPictures
 
         self._models[spec.key] = LoadedPictures(spec, path, device=self._device)
+        self._adapted.pop(spec.key, None)
         self._lower.discard(spec.key)
         return False
 
@@ -98,6 +106,7 @@ class TorchRuntime:
 
         network = NanochatClassifier(path, spec, device=self._device, linear=self._linear)
         self._models[spec.key] = LoadedModel(spec, network)
+        self._adapted.pop(spec.key, None)
         self._lower.discard(spec.key)
         return False
 
@@ -125,7 +134,24 @@ class TorchRuntime:
         """
         if self._models.pop(key, None) is not None:
             self._lower.discard(key)
+            self._adapted.pop(key, None)
             give_back()
+
+    def load_adapter(self, key: str, adapter: AdapterSpec) -> int:
+        """Takes an adapter in PEFT's form, in the place of one of the same key; its bytes.
+
+        They are in `memory` as the model's. Raises `ModelUnavailable` as the contract says.
+        """
+        if key not in self._models:
+            raise ModelUnavailable(f"{key} is not loaded")
+        if key not in self._adapted:
+            raise ModelUnavailable(f"{adapter.key}: the family of {key} takes no adapters")
+        return self._adapted[key].take(adapter)
+
+    def unload_adapter(self, key: str, adapter: str) -> None:
+        """Drops an adapter; the next one takes its memory."""
+        if key in self._adapted:
+            self._adapted[key].drop(adapter)
 
     def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
         """Runs items of one loaded model; what overflowed in lower precision, in float32 again."""
@@ -149,7 +175,11 @@ class TorchRuntime:
 
         network = self._network(spec, locate(spec, USUAL_FILES), torch.float32)
         network.packs = self._device == "cpu"
-        again = LoadedModel(spec, network).run([items[at] for at in failed])
+        model = LoadedModel(spec, network)
+        adapted = _Adapted(model, network)
+        for key in {items[at].adapter for at in failed} - {""}:
+            adapted.take(self._adapted[spec.key].specs[key])
+        again = model.run([items[at] for at in failed])
         outcomes = list(ran.outcomes)
         for at, outcome in zip(failed, again.outcomes, strict=True):
             outcomes[at] = outcome
@@ -161,6 +191,28 @@ class TorchRuntime:
         The buffers that a batch needs on top belong to the process and are not in it.
         """
         return {key: model.memory_bytes for key, model in self._models.items()}
+
+
+class _Adapted:
+    """A model that takes adapters. specs: those that it has."""
+
+    def __init__(self, model: LoadedModel, network: TorchTransformer) -> None:
+        self._model = model
+        self._network = network
+        self.specs: dict[str, AdapterSpec] = {}
+
+    def take(self, adapter: AdapterSpec) -> int:
+        """Makes it ready; its bytes."""
+        size_bytes = self._network.load_adapter(adapter.key, read_adapter(adapter))
+        self.specs[adapter.key] = adapter
+        self._model.adapters.add(adapter.key)
+        return size_bytes
+
+    def drop(self, adapter: str) -> None:
+        """Forgets it."""
+        self._network.unload_adapter(adapter)
+        self.specs.pop(adapter, None)
+        self._model.adapters.discard(adapter)
 
 
 def _dtype(spec: ModelSpec, path: Path) -> torch.dtype:

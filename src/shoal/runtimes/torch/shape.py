@@ -9,7 +9,7 @@ the computation (`network`). Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -83,7 +83,9 @@ class Names:
     layer has, by the network's own names, the parts of a layer, with `{i}` for its number:
     `q k v o`, `up down` and `gate` (if gated), `q_norm k_norm`, and the norms `attention_in`
     (before the branch), `attention_out` (after it), `attention_sum` (after the residual sum), the
-    same for `mlp_`. A norm that is not named is not there.
+    same for `mlp_`. A norm that is not named is not there. modules has the linear maps of a layer
+    once more, where a library gives them other names in memory than the file does: adapters name
+    either.
     """
 
     prefixes: tuple[str, ...]
@@ -94,6 +96,7 @@ class Names:
     relative: str = ""
     embed_norm: Part | None = None
     final_norm: Part | None = None
+    modules: Mapping[str, Part] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,25 @@ class Config:
     def refused(self, why: str) -> ModelUnavailable:
         """The error that says what of this checkpoint cannot be computed."""
         return ModelUnavailable(f"{self.where}: {why}")
+
+
+def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Shape of each part that a layer may have: [out, in] of maps, [width] of norms."""
+    wide, inner = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = ("attention_in", "attention_out", "attention_sum", "mlp_in", "mlp_out", "mlp_sum")
+    return {
+        "q": (queries, wide),
+        "k": (keys, wide),
+        "v": (keys, wide),
+        "o": (wide, queries),
+        "gate": (inner, wide),
+        "up": (inner, wide),
+        "down": (wide, inner),
+        "q_norm": (shape.head_dim,),
+        "k_norm": (shape.head_dim,),
+        **dict.fromkeys(norms, (wide,)),
+    }
 
 
 def frequencies(parameters: Mapping[str, Any], dim: int, config: Config) -> tuple[float, ...]:

@@ -51,7 +51,7 @@ class Tensors:
         self._where = where
         self._device = device
         self._dtype = dtype
-        self._stored = {_canonical(name, prefixes): name for name in file}
+        self._stored = {canonical(name, prefixes): name for name in file}
         self._read: dict[tuple[str, tuple[int, int], torch.dtype], Tensor] = {}
 
     def __contains__(self, part: object) -> bool:
@@ -116,7 +116,8 @@ class Tensors:
         return self._read[key]
 
 
-def _canonical(stored: str, prefixes: tuple[str, ...]) -> str:
+def canonical(stored: str, prefixes: tuple[str, ...]) -> str:
+    """A stored name without what a checkpoint may put first, and with a norm's present names."""
     name = stored
     for prefix in prefixes:
         name = name.removeprefix(prefix)
