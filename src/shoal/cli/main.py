@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -22,6 +22,9 @@ from shoal.core.residency_rank import RANKINGS, RankingName
 from shoal.errors import OperatorError, ShoalError
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings
 from shoal.telemetry import setup_logging
+
+if TYPE_CHECKING:
+    from shoal.client import GenerationOptions
 
 app = typer.Typer(
     name="shoal",
@@ -97,26 +100,42 @@ def run(
             metavar="TEXT|FILE...", help="Texts to run, or files for a model that takes them."
         ),
     ],
+    *,
     query: Annotated[
         str | None, typer.Option(help="Score the texts against this one instead.")
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
-            help="encode, score, classify, extract, transcribe; the first that fits if left out."
+            help="encode, score, classify, extract, transcribe, generate; the first that fits if "
+            "left out."
         ),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="What a model that generates is told before each text.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of each text that is generated.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 takes the likeliest token each time.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text, if the engine can.")
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(help="Server [dim](SHOAL_URL)[/dim].", show_default="http://127.0.0.1:8080"),
     ] = None,
 ) -> None:
-    """Send texts or files to a running server and show the answer."""
+    """Send texts or files to a running server and show the answer; a generated text as it grows."""
     from shoal.cli.request import send
     from shoal.settings import environment
 
     address = url or environment().get("SHOAL_URL") or "http://127.0.0.1:8080"
-    send(model, inputs, query=query, task=task, url=address)
+    asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    options = cast("GenerationOptions", {k: v for k, v in asked.items() if v is not None})
+    send(model, inputs, query=query, task=task, url=address, system=system, options=options)
 
 
 @app.command("doctor")

@@ -1,4 +1,4 @@
-"""`shoal run`: texts or files to a running server, and the answer as a table.
+"""`shoal run`: texts or files to a running server, and the answer as a table or as it grows.
 
 Owns the choice of a task, which arguments are files, and the looks. Does not own requests
 (`shoal.client`).
@@ -14,8 +14,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shoal.client import Client, Encoding, Extraction, Model, SparseVector
-from shoal.client.core import ExtractName, OutputName
+from shoal.client import (
+    Client,
+    Encoding,
+    Extraction,
+    GenerationOptions,
+    Model,
+    SparseVector,
+)
+from shoal.client.core import ExtractName, OutputName, Turn
 from shoal.core.spelling import did_you_mean
 from shoal.core.types import TASKS
 from shoal.errors import InvalidRequest
@@ -23,15 +30,30 @@ from shoal.errors import InvalidRequest
 SHOWN_VALUES = 3
 
 
-def send(model: str, given: list[str], *, query: str | None, task: str | None, url: str) -> None:
+def send(
+    model: str,
+    given: list[str],
+    *,
+    query: str | None,
+    task: str | None,
+    url: str,
+    system: str | None,
+    options: GenerationOptions,
+) -> None:
     """Runs texts, or the files that are named, and prints the answer. Raises what the client does.
 
     query: the first text of every pair. task: None for what the model does first; with a query,
-    `score`.
+    `score`. system, options: of a model that generates; its answer is printed
+    as it grows.
     """
     with Client(url) as client:
         known = client.model(model)
         chosen = _task(known, query, task)
+        if chosen == "generate":
+            _say(client, known, given, system, options)
+            return
+        if system is not None or options:
+            raise InvalidRequest(f"`{known.id}` does not generate: it has none of these options")
         if chosen == "score":
             table = _scores(client, known, query or "", given)
         elif chosen == "classify":
@@ -69,9 +91,31 @@ def _task(model: Model, query: str | None, wanted: str | None) -> str:
     task = wanted or ("score" if query is not None else model.tasks[0])
     if task == "score" and query is None:
         raise InvalidRequest("a score is of two texts: give the first with --query", param="query")
-    if task == "encode" and query is not None:
-        raise InvalidRequest("`encode` takes no --query", param="query")
+    if task in ("encode", "generate") and query is not None:
+        raise InvalidRequest(f"`{task}` takes no --query", param="query")
     return task
+
+
+def _say(
+    client: Client, model: Model, texts: list[str], system: str | None, options: GenerationOptions
+) -> None:
+    """Answers each text as the user's turn of a conversation of its own, as it grows."""
+    console = Console(highlight=False)
+    for text in texts:
+        if len(texts) > 1:
+            console.print(f"> {text}", style="dim", markup=False)
+        turns: list[Turn] = [{"role": "user", "content": text}]
+        if system is not None:
+            turns.insert(0, {"role": "system", "content": system})
+        with client.chat_stream(turns, model.id, **options) as growing:
+            for part in growing:
+                console.out(part, end="", highlight=False)
+                console.file.flush()
+            console.out("")
+            if growing.generated.finish_reason == "length":
+                Console(stderr=True).print(
+                    f"cut off after {growing.generated.tokens} tokens", style="dim"
+                )
 
 
 def _scores(client: Client, model: Model, query: str, texts: list[str]) -> Table:
