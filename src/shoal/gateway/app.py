@@ -179,7 +179,8 @@ class App:
         read = reading(kind, visit.query, route.reader, route.file)
         body = await visit.body(self._settings.max_body_bytes, self._attendant)
         request = read(body)
-        job = route.job(request, self._ask(visit))
+        asked = self._ask(visit)
+        job = asked.adapted(route.job(request, asked), request)
         key = visit.headers.get(b"idempotency-key")
         if key is not None:
             if visit.query or (kind and kind.startswith(b"multipart")):

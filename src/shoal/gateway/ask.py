@@ -12,10 +12,10 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from shoal import clock
 from shoal.catalog.schema import Entry
@@ -35,7 +35,8 @@ ModelName = Annotated[
     Meta(
         min_length=1,
         max_length=256,
-        description="Id or alias of a model, or either with `@revision`.",
+        description="Id or alias of a model, either with `@revision`, and any of them with the "
+        "`@name` of an adapter.",
     ),
 ]
 
@@ -113,7 +114,7 @@ class Ask(msgspec.Struct, frozen=True):
 
         Raises `UnknownModel`, or `InvalidRequest` where the model serves other tasks.
         """
-        entry = self.catalog.resolve(model)
+        entry = self.catalog.find(model).entry
         if task not in entry.tasks:
             raise InvalidRequest(
                 f"model `{entry.id}` does not serve this endpoint; it serves "
@@ -121,6 +122,16 @@ class Ask(msgspec.Struct, frozen=True):
                 param="model",
             )
         return entry
+
+    def adapted(self, job: Job, body: Any) -> Job:
+        """The job with the adapter, if the body's `model` names one.
+
+        Only such a name is looked up a second time: routes know of models alone.
+        """
+        if "@" not in body.model:
+            return job
+        adapter = self.catalog.find(body.model).adapter
+        return job if adapter is None else structs.replace(job, adapter=adapter.key)
 
     def job(
         self,

@@ -146,7 +146,7 @@ def classify_answer(
         Classified(error=errors[at]) if row is None else _classified(body, row)
         for at, row in enumerate(rows)
     ]
-    return ClassifyResponse(job.entry.id, Usage(answer.tokens, answer.tokens), results)
+    return ClassifyResponse(job.model, Usage(answer.tokens, answer.tokens), results)
 
 
 def _classified(body: ClassifyRequest, classes: list[Class]) -> Classified:
@@ -267,7 +267,7 @@ def moderations_answer(
     for classes in _classes(answer.result):
         scores = {c.label: c.score for c in classes if c.label.casefold() not in HARMLESS}
         results.append(_moderation(scores, kind))
-    return ModerationsResponse(f"modr-{job.request_id}", job.entry.id, results)
+    return ModerationsResponse(f"modr-{job.request_id}", job.model, results)
 
 
 def _moderation(scores: Mapping[str, float], kind: str) -> Moderation:

@@ -137,7 +137,7 @@ def extract_answer(body: ExtractRequest, job: Job, answer: Answer, form: Form) -
         else _extracted(record, texts[at] or "", job.params.outputs)
         for at, record in enumerate(in_places(records, errors))
     ]
-    return ExtractResponse(job.entry.id, Usage(answer.tokens, answer.tokens), results)
+    return ExtractResponse(job.model, Usage(answer.tokens, answer.tokens), results)
 
 
 def _extracted(record: Record, text: str, outputs: Sequence[str]) -> Extracted:

@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.errors import NoWorker
-from shoal.wire.envelope import ModelState, Status, UnreadableMessage, decode_status
+from shoal.wire.envelope import AdapterState, ModelState, Status, UnreadableMessage, decode_status
 
 log = logging.getLogger(__name__)
 
@@ -127,13 +129,21 @@ class Fleet:
             raise NoWorker(f"no worker can serve `{entry.id}`: {reasons[0]}", param="model")
 
     def model_states(self) -> dict[str, ModelState]:
-        """The best state of each model, by its key, over all live workers."""
+        """The best state of each model, by its key, over all live workers.
+
+        It has the adapters that are loaded on any of them.
+        """
         best: dict[str, ModelState] = {}
+        adapters: dict[str, list[AdapterState]] = {}
         for states in self._live():
             for state in states.values():
                 other = best.get(state.model)
                 if other is None or _rank(state) < _rank(other):
                     best[state.model] = state
+                if state.adapters:
+                    adapters.setdefault(state.model, []).extend(state.adapters)
+        for model, loaded in adapters.items():
+            best[model] = structs.replace(best[model], adapters=loaded)
         return best
 
 

@@ -40,6 +40,11 @@ class Job(msgspec.Struct, frozen=True):
     refused: dict[int, Failure] = {}
     adapter: str | None = None
 
+    @property
+    def model(self) -> str:
+        """What the answer calls the model: its id, with the adapter's name where it has one."""
+        return self.entry.id if self.adapter is None else self.adapter.rpartition("@")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -131,7 +131,7 @@ def encode_answer(body: EncodeRequest, job: Job, answer: Answer, form: Form) -> 
     """The vectors, as blocks in MessagePack."""
     del body  # the job has its meaning
     result, failed = answer.result, answer.failures
-    response = EncodeResponse(job.entry.id, Usage(answer.tokens, answer.tokens))
+    response = EncodeResponse(job.model, Usage(answer.tokens, answer.tokens))
     if "dense" in job.params.outputs:
         block = array_of(result, "dense")
         if failed:
@@ -192,7 +192,7 @@ def score_answer(body: ScoreRequest, job: Job, answer: Answer, form: Form) -> Sc
     del body
     arrays = answer.result.arrays
     response = ScoreResponse(
-        job.entry.id,
+        job.model,
         Usage(answer.tokens, answer.tokens),
         numbers(array_of(answer.result, "scores"), form),
     )

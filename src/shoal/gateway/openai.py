@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Adapter, Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.core.types import Task
 from shoal.errors import InvalidRequest
@@ -128,9 +128,7 @@ def embeddings_answer(
             Embedding(index=i, embedding=numbers(Array("float32", [len(row) // 4], row), form))
             for i, row in enumerate(rows)
         ]
-    return EmbeddingsResponse(
-        data=data, model=job.entry.id, usage=Usage(answer.tokens, answer.tokens)
-    )
+    return EmbeddingsResponse(data=data, model=job.model, usage=Usage(answer.tokens, answer.tokens))
 
 
 def check_dimensions(entry: Entry, dimensions: int | None) -> None:
@@ -152,13 +150,15 @@ def check_dimensions(entry: Entry, dimensions: int | None) -> None:
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model as /v1/models shows it: OpenAI's fields, then what Shoal knows of it.
 
-    `created` is 0: a catalog entry has no date. `state` is what the fleet last said.
+    `created` is 0: a catalog entry has no date. `state` is what the fleet last said. An adapter is
+    a model of its own, whose `parent` is the model that it was made for.
     """
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: Literal["shoal"] = "shoal"
+    parent: Annotated[str | None, Meta(description="Of an adapter: its model's id.")] = None
     revision: str
     aliases: list[str]
     tasks: list[Task]
@@ -184,13 +184,40 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 def model_list(catalog: Snapshot, states: Mapping[str, ModelState]) -> ModelList:
-    """All models, by id."""
-    return ModelList(data=[_card(entry, states) for entry in catalog.entries])
+    """All models by id, then all adapters."""
+    cards = [_card(entry, states) for entry in catalog.entries]
+    by_id = {card.id: card for card in cards}
+    resident = _resident_adapters(states)
+    cards += [_adapted(by_id[each.base], each, resident) for each in catalog.adapters]
+    return ModelList(data=cards)
 
 
 def model_card(catalog: Snapshot, name: str, states: Mapping[str, ModelState]) -> ModelCard:
-    """The model of a name. Raises `UnknownModel`."""
-    return _card(catalog.resolve(name), states)
+    """The model, or the adapter, of a name. Raises `UnknownModel`."""
+    named = catalog.find(name)
+    card = _card(named.entry, states)
+    if named.adapter is None:
+        return card
+    return _adapted(card, named.adapter, _resident_adapters(states))
+
+
+def _resident_adapters(states: Mapping[str, ModelState]) -> dict[str, int]:
+    """The adapters that are loaded anywhere, by key, and the bytes that each takes."""
+    return {each.adapter: each.memory_bytes for s in states.values() for each in s.adapters}
+
+
+def _adapted(base: ModelCard, adapter: Adapter, resident: Mapping[str, int]) -> ModelCard:
+    return structs.replace(
+        base,
+        id=adapter.id,
+        parent=base.id,
+        revision=adapter.revision,
+        aliases=[],
+        state="resident" if adapter.key in resident else "cold",
+        memory_bytes=resident.get(adapter.key, 0),
+        licence=adapter.licence,
+        description=adapter.description,
+    )
 
 
 def _card(entry: Entry, states: Mapping[str, ModelState]) -> ModelCard:

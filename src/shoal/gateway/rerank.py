@@ -96,7 +96,7 @@ def rerank_answer(body: RerankRequest, job: Job, answer: Answer, form: Form) -> 
     ]
     return RerankResponse(
         id=job.request_id,
-        model=job.entry.id,
+        model=job.model,
         results=results,
         usage=Usage(answer.tokens, answer.tokens),
         meta=RerankMeta(Tokens(answer.tokens)),
