@@ -31,6 +31,7 @@ class Adapted:
         self.process: Hosted | Speaking = (
             Speaking(subject, folder) if isinstance(subject, Speaker) else Hosted(subject, folder)
         )
+        self.reference = about.reference
         self._about = about
         self._folder = folder
 

@@ -6,15 +6,18 @@ Owns making adapters in PEFT's form, of random weights. Makes no call and holds 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from tests.contract.speakers import Speaker
-from tests.contract.subjects import Subject, subject
+from tests.contract.subjects import TEXTS, Subject, subject
+from tests.support.runtime_models import MINILM, ids_of, package_path
 
 RANK = 4
 WEIGHTS = "adapter_model.safetensors"
@@ -32,23 +35,58 @@ class Folders:
 class Adaptable:
     """What one runtime that takes adapters is checked with.
 
-    subjects: models, and what they are asked. folders: makes adapters of theirs in a folder.
+    subject: a model, and what it is asked. folders: makes adapters of it in a folder. reference:
+    what the makers' own code answers to the subject's first two inputs with an adapter.
     """
 
     subject: Subject | Speaker
     folders: Callable[[Path], Folders]
+    reference: Callable[[Path], list[Any]] | None = None
 
 
 def adaptable(runtime: str) -> Adaptable:
     """What a runtime is checked with. Skips where a package with weights is missing."""
     return {
         "null": lambda: Adaptable(subject("null"), _nothing),
+        "torch": lambda: Adaptable(subject("torch"), _of_minilm, _by_peft),
     }[runtime]()
 
 
 def _nothing(folder: Path) -> Folders:
     """The null runtime opens no adapter."""
     return Folders([folder / name for name in "abc"], {"broken": folder / "broken"})
+
+
+def _of_minilm(folder: Path) -> Folders:
+    """Adapters of the queries and values of MiniLM's attention, and of what is behind it."""
+    shapes = {}
+    for at in range(6):
+        layer = f"encoder.layer.{at}"
+        shapes[f"{layer}.attention.self.query"] = shapes[f"{layer}.attention.self.value"] = (
+            384,
+            384,
+        )
+        shapes[f"{layer}.output.dense"] = (1536, 384)
+    return made(shapes, "FEATURE_EXTRACTION", folder)
+
+
+def _by_peft(adapter: Path) -> list[list[np.ndarray]]:
+    """By PEFT around transformers, each text alone."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    folder = package_path(MINILM)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT reads a name that will go
+        adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(folder), adapter).eval()
+    found = []
+    for ids in ids_of(folder, *TEXTS[:2]):
+        with torch.inference_mode():
+            hidden = adapted(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        mean = hidden.mean(dim=0)
+        found.append([(mean / mean.norm()).numpy()])
+    return found
 
 
 def made(shapes: Mapping[str, tuple[int, int]], task: str, folder: Path) -> Folders:
@@ -100,7 +138,7 @@ def _adapter(
         "use_rslora": False,
         "use_dora": False,
         "inference_mode": True,
-        "target_modules": sorted({layer.rpartition(".")[2] for layer in shapes}),
+        "target_modules": sorted(shapes),
         "modules_to_save": None,
         "rank_pattern": {},
         "alpha_pattern": {},

@@ -15,7 +15,7 @@ BATCHES, GENERATION, ADAPTERS = "batches", "generation", "adapters"
 GROUPS = {
     BATCHES: ("onnx", "torch", "candle", "files", "whisper", "spacy", "null"),
     GENERATION: ("null",),
-    ADAPTERS: ("null",),
+    ADAPTERS: ("torch", "null"),
 }
 # The fixture that has the process of a group.
 FIXTURES = {"hosted": BATCHES, "speaking": GENERATION, "adapted": ADAPTERS}
@@ -52,7 +52,7 @@ UNSUPPORTED: dict[str, dict[str, dict[str, str]]] = {
             "generator_broken_load": "opens no file",
         },
     },
-    ADAPTERS: {"null": {}},
+    ADAPTERS: {"torch": {}, "null": {"adapter_parity": "its answers mean nothing"}},
 }
 
 
