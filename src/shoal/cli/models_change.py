@@ -23,7 +23,7 @@ from msgspec import structs
 
 from shoal.catalog.change import Changes, difference, refusals, shelf_key
 from shoal.catalog.load import read
-from shoal.catalog.schema import ID_PATTERN, Entry
+from shoal.catalog.schema import ID_PATTERN, Adapter, AnyEntry, Entry
 from shoal.catalog.seed import write
 from shoal.catalog.snapshot import Snapshot
 from shoal.cli.models_cluster import Hearing, Shelved, named, read_shelf
@@ -35,6 +35,7 @@ from shoal.queue.interface import Queue
 
 SHOWN_CHARS = 120
 _URL = "http://127.0.0.1:8080"
+_ENTRY_ID = re.compile(ID_PATTERN.removesuffix("$") + r"(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,14 @@ def add(reach: Reach, wish: Wish, how: How) -> int:
             wanted = [one.entry for one in made]
             _check_pool(reach, wanted, how)
             ids = {entry.id for entry in wanted}
-            present = [entry for entry in shelved.entries if entry.id in ids]
+            present = [entry for entry in shelved.everything if entry.id in ids]
             changes = difference(wanted, present)
             for one in made:
                 for note in one.notes:
                     print(f"note: {one.entry.id}: {note}")
             hearing = Hearing()  # from before the change: workers speak as soon as they know it
             await hearing.start(queue)
-            if not await _make(queue, shelved, changes, how):
+            if not await make(queue, shelved, changes, how):
                 return False
             if how.wait_s is None or how.dry_run:
                 return True
@@ -77,19 +78,19 @@ def add(reach: Reach, wish: Wish, how: How) -> int:
 
 
 def remove(reach: Reach, names: Sequence[str], *, dry_run: bool) -> int:
-    """Takes models out of the catalog; the exit code."""
+    """Takes models, or adapters, out of the catalog; the exit code."""
 
     async def work() -> bool:
         async with opened(reach) as queue:
             shelved = await read_shelf(queue)
-            found: list[Entry] = []
+            found: list[AnyEntry] = []
             for name in dict.fromkeys(names):
                 if name in shelved.revisions and name not in shelved.records:
                     await _forget_unreadable(queue, name, shelved, dry_run=dry_run)
                 elif (entry := await _present(queue, shelved, name)) is not None:
                     found.append(entry)
             folder = [e.id for e in found if shelved.records[e.id].origin == "folder"]
-            done = await _make(queue, shelved, Changes(removed=tuple(found)), How(dry_run=dry_run))
+            done = await make(queue, shelved, Changes(removed=tuple(found)), How(dry_run=dry_run))
         if folder and done:
             print(f"a `shoal serve` whose folder has it brings it back: {', '.join(folder)}")
         return done
@@ -105,7 +106,7 @@ def pin(reach: Reach, names: Sequence[str], *, pinned: bool) -> int:
             shelved = await read_shelf(queue)
             entries = [named(shelved.snapshot, name) for name in names]
             wanted = [structs.replace(entry, pinned=pinned) for entry in entries]
-            return await _make(queue, shelved, difference(wanted, entries), How())
+            return await make(queue, shelved, difference(wanted, entries), How())
 
     return _run(work())
 
@@ -121,12 +122,12 @@ def apply(reach: Reach, folder: Path, how: How, *, prune: bool) -> int:
     async def work() -> bool:
         async with opened(reach) as queue:
             shelved = await read_shelf(queue)
-            changes = difference(entries, shelved.entries)
+            changes = difference(entries, shelved.everything)
             if not prune and changes.removed:
                 ids = ", ".join(entry.id for entry in changes.removed)
                 print(f"not in {folder}, and left as they are without --prune: {ids}")
                 changes = replace(changes, removed=())
-            return await _make(queue, shelved, changes, how)
+            return await make(queue, shelved, changes, how)
 
     return _run(work())
 
@@ -135,11 +136,11 @@ def _run(work: Coroutine[Any, Any, bool]) -> int:
     return 0 if asyncio.run(work) else 1
 
 
-async def _make(queue: Queue, shelved: Shelved, changes: Changes, how: How) -> bool:
+async def make(queue: Queue, shelved: Shelved, changes: Changes, how: How) -> bool:
     """Checks, shows and makes changes; False where nothing, or not all, was written."""
     touched = {entry.id for entry in (*changes.removed, *changes.same, *changes.added)}
     touched |= {pair.after.id for pair in changes.changed}
-    others = [e for e in shelved.entries if e.id not in touched and e.id not in shelved.faults]
+    others = [e for e in shelved.everything if e.id not in touched and e.id not in shelved.faults]
     reasons = refusals(changes, others)
     if reasons:
         for reason in reasons:
@@ -166,7 +167,7 @@ async def _make(queue: Queue, shelved: Shelved, changes: Changes, how: How) -> b
 def told(changes: Changes) -> Iterator[str]:
     """The lines that tell a person of changes."""
     for entry in changes.added:
-        yield f"+ {entry.key}  ({' '.join(entry.tasks)}, on {entry.runtime})"
+        yield f"+ {entry.key}  ({_what(entry)})"
     for pair in changes.changed:
         yield f"~ {pair.after.key}"
         for each in pair.fields:
@@ -177,20 +178,28 @@ def told(changes: Changes) -> Iterator[str]:
         yield f"= {', '.join(entry.key for entry in changes.same)}"
 
 
+def _what(entry: AnyEntry) -> str:
+    if isinstance(entry, Adapter):
+        return f"adapter, {entry.source}"
+    return f"{' '.join(entry.tasks)}, on {entry.runtime}"
+
+
 def _shown(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
-async def _present(queue: Queue, shelved: Shelved, name: str) -> Entry | None:
+async def _present(queue: Queue, shelved: Shelved, name: str) -> AnyEntry | None:
     """The entry that is to go; None where it has gone before. Raises `UnknownModel`."""
     known = shelved.records.get(name)  # a record that is not served has no other names
     entry = shelved.snapshot.get(name) or (known.entry if known else None)
     if entry is not None:
         return entry
-    if re.fullmatch(ID_PATTERN, name) and await queue.catalog.versions(shelf_key(name)):
+    if _ENTRY_ID.fullmatch(name) and await queue.catalog.versions(shelf_key(name)):
         print(f"{name}: is not there any more")
         return None
+    if "@" in name:
+        return shelved.snapshot.find(name).adapter
     return named(shelved.snapshot, name)
 
 

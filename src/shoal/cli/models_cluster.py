@@ -1,4 +1,4 @@
-"""A running cluster's models, as a command sees them.
+"""A running cluster's models and adapters, as a command sees them.
 
 Owns the catalog as it stands on the shelf with the revisions that a change has to name, hearing
 the workers for a moment, and names in both. Does not own the looks (`models_list`) or changes
@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.catalog.change import Record, clashes, decode_record
-from shoal.catalog.schema import Entry
+from shoal.catalog.change import Record, clashes, decode_record, parted, shelf_id
+from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.clock import monotonic
 from shoal.core.spelling import did_you_mean
@@ -33,9 +33,9 @@ class Shelved:
     """What stands on the shelf.
 
     Attributes:
-        records: by model id, the one that was written first coming first.
-        revisions: of all records, by model id; also of those that cannot be read.
-        faults: why a record is not served, by model id.
+        records: by entry id, the one that was written first coming first.
+        revisions: of all records, by entry id; also of those that cannot be read.
+        faults: why a record is not served, by entry id.
     """
 
     records: dict[str, Record] = field(default_factory=dict)
@@ -43,27 +43,37 @@ class Shelved:
     faults: dict[str, str] = field(default_factory=dict)
 
     @property
-    def entries(self) -> list[Entry]:
+    def everything(self) -> list[AnyEntry]:
         """All that can be read."""
         return [record.entry for record in self.records.values()]
 
     @property
+    def entries(self) -> list[Entry]:
+        """The models among it."""
+        return parted(self.everything)[0]
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """The adapters among it."""
+        return parted(self.everything)[1]
+
+    @property
     def snapshot(self) -> Snapshot:
         """The catalog as everybody follows it."""
-        return Snapshot(entry for entry in self.entries if entry.id not in self.faults)
+        return Snapshot(*parted(each for each in self.everything if each.id not in self.faults))
 
 
 async def read_shelf(queue: Queue) -> Shelved:
     """What stands there now. Raises `QueueUnavailable`."""
     found = Shelved()
     for version in sorted(await queue.catalog.read(), key=lambda each: each.revision):
-        name = version.key.replace("=2E", ".")
+        name = shelf_id(version.key)
         found.revisions[name] = version.revision
         try:
             found.records[name] = decode_record(version.key, version.data or b"")
         except CatalogError as error:
             found.faults[name] = f"its last record cannot be read: {error.message}"
-    found.faults |= clashes(found.entries)
+    found.faults |= clashes(found.everything)
     return found
 
 

@@ -143,7 +143,7 @@ def _cells(row: Row) -> Iterator[str]:
     estimate = f"~{memory_mib(entry)} MiB" if entry else ""
     yield f"{row.memory_mib:.0f} MiB" if row.memory_mib else estimate
     yield f"{row.load_s:.1f} s" if row.load_s else ""
-    yield "" if row.idle_s is None else _duration(row.idle_s)
+    yield "" if row.idle_s is None else duration(row.idle_s)
     yield _kept(entry) if entry else ""
     yield " ".join(entry.aliases) if entry else ""
 
@@ -153,10 +153,11 @@ def _kept(entry: Entry) -> str:
         return f"pinned, {entry.min_replicas} copies" if entry.min_replicas > 1 else "pinned"
     if entry.min_replicas:
         return f"at least {entry.min_replicas}"
-    return f"for {_duration(entry.idle_timeout_s)}" if entry.idle_timeout_s else ""
+    return f"for {duration(entry.idle_timeout_s)}" if entry.idle_timeout_s else ""
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people, in the unit that fits it."""
     for unit, length_s in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"
@@ -278,7 +279,7 @@ def _said_of(version: ShelfRecord) -> str:
 def _on_worker(state: ModelState) -> str:
     parts = [phase(state)]
     if state.devices:
-        parts = [f"resident on {', '.join(state.devices)}", f"idle for {_duration(state.idle_s)}"]
+        parts = [f"resident on {', '.join(state.devices)}", f"idle for {duration(state.idle_s)}"]
     if state.runtime:
         parts.append(f"by {state.runtime}")
     if state.memory_bytes:

@@ -1,0 +1,248 @@
+"""`shoal lora add|list`: the adapters of a running cluster.
+
+Owns what is looked at before an adapter is written down (where its files can be read from here),
+and the looks of the list. Does not own writing (`models_change`, which removes adapters, too), or
+what the files of an adapter mean (`shoal.runtimes.adapters`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shoal.catalog.adapters import adapter_folder
+from shoal.catalog.change import difference, plain_entry
+from shoal.catalog.check import shape
+from shoal.catalog.resolve import weights_files
+from shoal.catalog.schema import Adapter, Entry
+from shoal.catalog.snapshot import Snapshot
+from shoal.catalog.sources import ADAPTER_FILES, is_remote
+from shoal.cli.letters import plain
+from shoal.cli.models_change import How, make
+from shoal.cli.models_cluster import Shelved, hear_all, named, read_shelf
+from shoal.cli.models_entry import located
+from shoal.cli.models_list import TABLE_WIDTH, duration
+from shoal.cli.reach import Reach, opened
+from shoal.errors import CatalogError, ModelUnavailable, SettingsError, WeightsMissing
+from shoal.ipc.messages import AdapterSpec
+from shoal.runtimes.adapters import read_adapter
+from shoal.runtimes.checkpoint import read_header
+from shoal.runtimes.registry import adapts
+from shoal.wire.envelope import AdapterState, Status
+
+_MIB = 2**20
+_REVISION_DIGITS = 12
+_TITLES = ("ADAPTER", "REVISION", "RESIDENT", "MEMORY", "IDLE", "SOURCE")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person wants to add. name: `base@name`. digests: `file=sha256`."""
+
+    name: str
+    source: str
+    revision: str | None
+    digests: list[str]
+    licence: str | None
+    description: str
+
+
+def add(reach: Reach, wish: Wish, *, dry_run: bool) -> int:
+    """Adds an adapter, or another revision of one; the exit code."""
+
+    async def work() -> bool:
+        async with opened(reach) as queue:
+            shelved = await read_shelf(queue)
+            try:
+                adapter, notes = await asyncio.to_thread(proposal, wish, shelved.snapshot)
+            except ModelUnavailable as error:
+                typer.echo(f"refused: {error.message}", err=True)
+                return False
+            for note in notes:
+                print(f"note: {adapter.id}: {note}")
+            present = [each for each in shelved.adapters if each.id == adapter.id]
+            changes = difference([adapter], present)
+            done = await make(queue, shelved, changes, How(dry_run=dry_run))
+        if done and not dry_run:
+            print(f"requests name it as their model: {adapter.id}")
+        return done
+
+    return 0 if asyncio.run(work()) else 1
+
+
+def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
+    """The adapter that a person means, looked at as far as it can be from here, and notes.
+
+    Raises `SettingsError`, `CatalogError`, and `ModelUnavailable` for files that are no adapter of
+    that model.
+    """
+    model, at, name = wish.name.rpartition("@")
+    if not at:
+        raise SettingsError(f"`{wish.name}`: an adapter is named BASE@NAME, by its model first")
+    base = named(catalog, model)
+    runtimes = [base.runtime, *(other.runtime for other in base.alternatives)]
+    if not any(adapts(runtime) for runtime in runtimes):
+        raise CatalogError(
+            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters; another entry "
+            "of it could run on torch"
+        )
+    wanted = {
+        "name": name,
+        "base": base.id,
+        "source": located(wish.source),
+        "revision": wish.revision or "1",
+        "digests": dict(_digest(text) for text in wish.digests),
+        "licence": wish.licence,
+        "description": wish.description,
+    }
+    faults = shape(wanted, Adapter)
+    if faults:
+        raise CatalogError("; ".join(f"{fault.path}: {fault.what}" for fault in faults))
+    adapter = msgspec.convert(wanted, Adapter)
+    if is_remote(adapter.source):
+        return adapter, ["its files are looked at where it is loaded first"]
+    try:
+        folder = adapter_folder(adapter, None)
+    except WeightsMissing as error:
+        return adapter, [f"its files cannot be looked at from here: {error.message}"]
+    return _looked_at(adapter, folder, base, wish)
+
+
+def _digest(text: str) -> tuple[str, str]:
+    name, equals, digest = text.partition("=")
+    if not equals:
+        raise SettingsError(f"--digest {text!r}: write FILE=SHA256")
+    return name, digest.lower()
+
+
+def _looked_at(
+    adapter: Adapter, folder: Path, base: Entry, wish: Wish
+) -> tuple[Adapter, list[str]]:
+    """The adapter with the digests of its files, and a revision by them unless one is given."""
+    found = {name: _sha256(folder / name) for name in ADAPTER_FILES}
+    for name, digest in adapter.digests.items():
+        if found.get(name, digest) != digest:
+            raise ModelUnavailable(f"{folder / name} is another file: its SHA-256 is {found[name]}")
+    by_content = hashlib.sha256("".join(found.values()).encode()).hexdigest()[:_REVISION_DIGITS]
+    adapter = msgspec.structs.replace(
+        adapter, digests=found | adapter.digests, revision=wish.revision or by_content
+    )
+    file = read_adapter(AdapterSpec(adapter.key, str(folder)))
+    shapes = _shapes(base)
+    for module, pair in file.pairs.items():
+        own = f".{module}.weight"
+        stored = next((name for name in shapes if f".{name}".endswith(own)), None)
+        made_for = [len(pair.b), pair.a.shape[1]]
+        if stored is not None and sorted(shapes[stored]) != sorted(made_for):
+            raise ModelUnavailable(
+                f"{adapter.id}: {module} is for a map of {made_for}, and {stored} of `{base.id}` "
+                f"is {shapes[stored]}: the adapter is of another base"
+            )
+    return adapter, [] if shapes else ["the base's weights cannot be compared from here"]
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise WeightsMissing(f"{path} cannot be read: {error}") from error
+
+
+def _shapes(base: Entry) -> dict[str, list[int]]:
+    """The shapes of a model's matrices, where it has safetensors that can be read from here."""
+    try:
+        files = [path for path in weights_files(base) if path.suffix == ".safetensors"]
+        tensors = [pair for path in files for pair in read_header(path).items()]
+    except ModelUnavailable:
+        return {}
+    return {name: shape for name, (_, shape, _, _) in tensors if len(shape) == 2}
+
+
+# --- the list
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An adapter and where it is loaded. adapter: None for one that has been replaced."""
+
+    key: str
+    adapter: Adapter | None
+    places: dict[str, AdapterState]
+
+
+def list_adapters(reach: Reach, *, as_json: bool) -> int:
+    """Prints the adapters of a cluster; the exit code."""
+
+    async def work() -> tuple[Shelved, list[Status]]:
+        async with opened(reach) as queue:
+            statuses = await hear_all(queue)
+            return await read_shelf(queue), statuses
+
+    shelved, statuses = asyncio.run(work())
+    rows = list(_rows(shelved, statuses))
+    if as_json:
+        made = {"adapters": [_everything(row, shelved) for row in rows], "faults": _faults(shelved)}
+        print(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())
+    else:
+        _print(rows, shelved)
+    return 0
+
+
+def _rows(shelved: Shelved, statuses: Sequence[Status]) -> Iterator[_Row]:
+    said: dict[str, dict[str, AdapterState]] = {}
+    for status in statuses:
+        for state in (each for model in status.models for each in model.adapters):
+            said.setdefault(state.adapter, {})[f"{status.worker} {state.device}"] = state
+    for adapter in sorted(shelved.adapters, key=lambda each: each.id):
+        if adapter.id not in shelved.faults:
+            yield _Row(adapter.key, adapter, said.pop(adapter.key, {}))
+    for key, places in sorted(said.items()):
+        yield _Row(key, None, places)
+
+
+def _faults(shelved: Shelved) -> dict[str, str]:
+    return {name: why for name, why in shelved.faults.items() if "@" in name}
+
+
+def _print(rows: Sequence[_Row], shelved: Shelved) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(_TITLES[0], no_wrap=True)
+    for title in _TITLES[1:]:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
+    console.print(table)
+    for name, why in _faults(shelved).items():
+        console.print(Text(plain(f"{name} is left out: {why}")))
+
+
+def _cells(row: _Row) -> Iterator[str]:
+    name, _, revision = row.key.rpartition("@")
+    states = list(row.places.values())
+    yield from (name, revision)
+    resident = f"on {len(states)}" if states else ""
+    yield resident if row.adapter else f"{resident}, replaced"
+    yield f"{max(s.memory_bytes for s in states) / _MIB:.1f} MiB" if states else ""
+    yield duration(min(s.idle_s for s in states)) if states else ""
+    yield row.adapter.source if row.adapter else ""
+
+
+def _everything(row: _Row, shelved: Shelved) -> dict[str, Any]:
+    return {
+        "adapter": row.key,
+        "entry": plain_entry(row.adapter) if row.adapter else None,
+        "origin": shelved.records[row.adapter.id].origin if row.adapter else None,
+        "places": {place: msgspec.to_builtins(state) for place, state in row.places.items()},
+    }
