@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
 from shoal.catalog.schema import Entry, Output
 from shoal.catalog.snapshot import Snapshot
 from shoal.errors import InputTooLong, InvalidRequest, RuntimeCrashed, ShoalError, from_code
-from shoal.gateway.jobs import Answer, Job
+from shoal.gateway.jobs import Answer, Grown, Job
 from shoal.ipc.messages import HeadSpec
 from shoal.runtimes.null_records import LABELS as FOUND
 from shoal.runtimes.null_records import record
 from shoal.wire.arrays import Array
 from shoal.wire.envelope import Failure, ModelState, Result, Timing
+from shoal.wire.generation import pack as pack_text
 from shoal.wire.records import pack
+from tests.support.local_texts import generated, grow, prompts
 
 DIM = 8
 LABELS = ["red", "green", "blue"]
@@ -92,6 +95,13 @@ CATALOG = Snapshot(
             inputs=["audio"],
             extracts=["speech"],
         ),
+        Entry(
+            id="writer",
+            tasks=["generate"],
+            source="file:///x",
+            aliases=["org/Writer"],
+            max_tokens=30_000,
+        ),
     ]
 )
 
@@ -134,11 +144,20 @@ class LocalSubmits:
     def model_states(self) -> dict[str, ModelState]:
         return {"dense@1": ModelState("dense@1", "resident", memory_bytes=1000)}
 
+    async def stream(self, job: Job) -> AsyncGenerator[Grown, None]:
+        self.jobs = [*self.jobs[-9:], job]
+        if job.inputs.texts and job.inputs.texts[0].startswith(("fail", "hold", "boom")):
+            await self._special(job, job.inputs.texts[0])
+        async for grown in grow(job, self.cancelled):
+            yield grown
+
     async def run(self, job: Job) -> Answer:
         self.jobs = [*self.jobs[-9:], job]
         inputs = job.inputs
         if inputs.texts and inputs.texts[0].startswith(("fail", "hold", "boom")):
             await self._special(job, inputs.texts[0])
+        if job.task == "generate":
+            return self._texts(job)
         given = inputs.texts or inputs.blobs or [" ".join(map(str, ids)) for ids in inputs.ids]
         lengths = [len(one.split()) + 2 for one in given]
         failures = {}
@@ -153,6 +172,11 @@ class LocalSubmits:
             raise failures[0].error()
         timing = Timing(queue_s=0.001, load_s=0.0, run_s=0.002)
         return Answer(self._result(job, well), sum(lengths), timing, failures)
+
+    def _texts(self, job: Job) -> Answer:
+        asked = job.params.generation
+        texts = [generated(prompt, asked, i) for i, prompt in enumerate(prompts(job))]
+        return Answer(Result(records=list(map(pack_text, texts))), 7, Timing(run_s=0.002))
 
     def _fault(self, job: Job, one: str | bytes, length: int, i: int) -> ShoalError | None:
         if isinstance(one, bytes):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from shoal.errors import (
     CallerError,
     CapacityError,
     ClientGone,
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     QueueFull,
@@ -36,16 +38,19 @@ from shoal.gateway.ask import Ask, ask, request_id
 from shoal.gateway.failures import Shape, error_body, error_headers
 from shoal.gateway.files import File
 from shoal.gateway.forms import MSGPACK
+from shoal.gateway.generation import wholes
 from shoal.gateway.idempotency import HEADER, Idempotency, once
-from shoal.gateway.jobs import Job, Submits, in_request, place_in_request
+from shoal.gateway.jobs import Job, Submits, in_request, n_inputs, place_in_request
 from shoal.gateway.pages import Pages, Response
 from shoal.gateway.respond import Text
 from shoal.gateway.routes import MODEL, PAGES, TASKS, PageRoute, TaskRoute
+from shoal.gateway.stream import CONTENT_TYPE, Told, error_frame
+from shoal.gateway.telling import Telling
+from shoal.gateway.timing import server_timing, speed_of
 from shoal.gateway.traffic import Traffic
 from shoal.gateway.uploads import reading
 from shoal.gateway.visit import LEFT, SHORT_WAY, Attendant, Receive, Scope, Send, Visit
 from shoal.settings import GatewaySettings
-from shoal.wire.envelope import Timing
 
 log = logging.getLogger("shoal.gateway")
 
@@ -146,7 +151,8 @@ class App:
         if response is None:
             self._traffic.add(name, ClientGone.http_status, took_s, visit.in_bytes, 0)
             return
-        self._traffic.add(name, response.status, took_s, visit.in_bytes, len(response.body))
+        out_bytes = len(response.body) + (visit.streamed_bytes or 0)
+        self._traffic.add(name, response.status, took_s, visit.in_bytes, out_bytes)
         await _send(visit, response)
 
     def _route(self, path: str) -> TaskRoute | PageRoute | None:
@@ -182,6 +188,10 @@ class App:
         asked = self._ask(visit)
         job = asked.adapted(route.job(request, asked), request)
         key = visit.headers.get(b"idempotency-key")
+        if route.stream is not None:
+            telling = _telling(route.stream, request, job, key)
+            if telling is not None:
+                return await self._stream(visit, route, request, job, telling)
         if key is not None:
             if visit.query or (kind and kind.startswith(b"multipart")):
                 body = MSGPACK.encode(request)  # with the query; a form has a boundary by chance
@@ -219,15 +229,39 @@ class App:
             place_in_request(job, error)
             raise _renamed(error, route, request) from error
         made = route.answer(request, job, in_request(job, answer), visit.form)
-        inputs = job.inputs
-        n_inputs = len(inputs.texts) or len(inputs.ids) or len(inputs.blobs)
-        self._traffic.add_work(route.name, n_inputs, answer.tokens)
-        timing = [(b"server-timing", _server_timing(answer.timing))]
+        speed = None
+        tokens = answer.tokens
+        if job.task == "generate":
+            texts = wholes(job, answer)
+            waited_s = answer.timing.queue_s + answer.timing.load_s
+            speed = speed_of(texts, waited_s + min(one.first_token_s for one in texts))
+            tokens = self._traffic.add_texts(route.name, job, texts, speed)
+        self._traffic.add_work(route.name, n_inputs(job.inputs), tokens)
+        timing = [(b"server-timing", server_timing(answer.timing, speed))]
         faults = (failure.error() for failure in answer.failures.values())
         final = all(isinstance(fault, CallerError) for fault in faults)
         if isinstance(made, Text):
             return Response(200, made.content_type, made.body.encode(), timing, final)
         return Response(200, visit.form.content_type, visit.form.encode(made), timing, final)
+
+    async def _stream(
+        self,
+        visit: Visit,
+        route: TaskRoute,
+        request: msgspec.Struct,
+        job: Job,
+        telling: Telling,
+    ) -> Response:
+        """What ends an answer that is sent while it grows: an ordinary one if it never began."""
+        told = Told(visit, telling)
+        try:
+            async with aclosing(self._submits.stream(job)) as events:
+                end = await told.tell(events)
+        except CallerError as error:
+            raise _renamed(error, route, request) from error
+        tokens = self._traffic.add_texts(route.name, job, told.texts, told.speed)
+        self._traffic.add_work(route.name, n_inputs(job.inputs), tokens)
+        return Response(200, CONTENT_TYPE, end)
 
     def _ask(self, visit: Visit) -> Ask:
         return ask(visit.headers, visit.id, self._catalog(), self._settings, self._lanes)
@@ -246,34 +280,49 @@ class App:
             self._traffic.add_refusal(error.code)
         if error.http_status >= 500:
             log.warning("request %s to %r: %s: %s", visit.id, path[:128], error.code, error.message)
+        if visit.streamed_bytes is not None:
+            return Response(error.http_status, CONTENT_TYPE, error_frame(error, shape, visit.id))
         body = visit.form.encode(error_body(error, shape, visit.id))
         return Response(error.http_status, visit.form.content_type, body, headers)
 
 
 def _renamed(error: CallerError, route: TaskRoute, request: msgspec.Struct) -> CallerError:
-    """A worker's error with `inputs[3]` under the name that this route has for its inputs."""
+    """A worker's error with what it names under the name that this route has for it."""
     param = error.param
-    match = None if param is None else _INPUTS.fullmatch(param)
-    if param is None or match is None:
+    if param is None:
         return error
-    field = route.inputs
-    value: Any = getattr(request, field)
-    if value is None:  # /v1/score has two names for its texts
-        field = "documents"
-    name = field if isinstance(value, str | File) else field + match[1]
+    if route.fields is not None:
+        name = route.fields(request, param)
+    else:
+        match = _INPUTS.fullmatch(param)
+        if match is None:
+            return error
+        field = route.inputs
+        value: Any = getattr(request, field)
+        if value is None:  # /v1/score has two names for its texts
+            field = "documents"
+        name = field if isinstance(value, str | File) else field + match[1]
     message = error.message.replace(f"`{param}`", f"`{name}`")
     return type(error)(message, param=name, retry_after_s=error.retry_after_s)
 
 
-def _server_timing(timing: Timing) -> bytes:
-    return (
-        f"queue;dur={timing.queue_s * 1e3:.2f}, load;dur={timing.load_s * 1e3:.2f}, "
-        f"run;dur={timing.run_s * 1e3:.2f}"
-    ).encode()
+def _telling(
+    stream: Callable[[Any, Job], Telling], request: msgspec.Struct, job: Job, key: bytes | None
+) -> Telling | None:
+    """How the answer is told while it grows; None where it is wanted whole."""
+    asked = job.params.generation
+    if asked is None or not asked.stream:
+        return None
+    if key is not None:
+        raise InvalidRequest(f"{HEADER}: a stream is not kept for a retry", param=HEADER)
+    return stream(request, job)
 
 
 async def _send(visit: Visit, response: Response) -> None:
     body = response.body
+    if visit.streamed_bytes is not None:
+        await visit.send({"type": "http.response.body", "body": body})
+        return
     early = not visit.body_read
     if visit.short_way is not None and not early:
         head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (

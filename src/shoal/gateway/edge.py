@@ -112,7 +112,9 @@ class Edge:
         stalled: list[tuple[float, int, BoundedProtocol]] = []
         for connection in [c for c in connections if isinstance(c, BoundedProtocol)]:
             size = connection.transport.get_write_buffer_size()
-            if size:
+            if not size:
+                connection.keeps_up()
+            else:
                 since_s = connection.stalled_since(size, now)
                 if now - since_s > self.limits.write_timeout_s:
                     self._cut_off(connection)
@@ -158,6 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits_since_s = 0.0
         self._sends: object = None
         self._unsent_bytes = 0
+        self._taken_bytes = 0
         self._unsent_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -304,11 +307,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def stalled_since(self, unsent_bytes: int, now: float) -> float:
-        """Since when its reader has taken less than `LEAST_READ_BYTES` of the same answer."""
-        taken = self._unsent_bytes - unsent_bytes
-        if self._sends is not self.cycle or taken >= LEAST_READ_BYTES or not self._unsent_bytes:
-            self._sends, self._unsent_bytes, self._unsent_since_s = self.cycle, unsent_bytes, now
+        """Since when its reader has taken less than `LEAST_READ_BYTES` of the same answer.
+
+        What it took shows where less is unsent than before; an answer that is sent while it grows
+        adds to that again, so it may have taken more.
+        """
+        self._taken_bytes += max(0, self._unsent_bytes - unsent_bytes)
+        fresh = not self._unsent_bytes
+        if fresh or self._sends is not self.cycle or self._taken_bytes >= LEAST_READ_BYTES:
+            self._sends, self._taken_bytes, self._unsent_since_s = self.cycle, 0, now
+        self._unsent_bytes = unsent_bytes
         return self._unsent_since_s
+
+    def keeps_up(self) -> None:
+        """Its reader has taken everything."""
+        self._unsent_bytes = 0
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -15,6 +15,7 @@ from shoal import __version__
 from shoal.core.lanes import LaneRule
 from shoal.gateway.failures import NativeError, OpenAIError, Shape
 from shoal.gateway.routes import PageRoute, TaskRoute
+from shoal.gateway.stream import NativeStreamError
 from shoal.gateway.uploads import MULTIPART, RAW_TYPES
 
 _TYPES = ("application/json", "application/msgpack")
@@ -39,9 +40,9 @@ def document(
     tasks: Sequence[TaskRoute], pages: Sequence[PageRoute], lanes: Sequence[LaneRule]
 ) -> dict[str, Any]:
     """The whole description, ready to be encoded. lanes: the default first."""
-    kinds: list[type] = [NativeError, OpenAIError]
+    kinds: list[type] = [NativeError, OpenAIError, NativeStreamError]
     for task in tasks:
-        kinds += [task.reader.kind, task.response]
+        kinds += [task.reader.kind, task.response, *task.events]
     kinds += [page.response for page in pages if page.response is not None]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
@@ -121,7 +122,8 @@ _PARAMETERS: dict[str, Any] = {
 _HEADERS: dict[str, Any] = {
     "RequestId": {"description": "Id of the request.", "schema": {"type": "string"}},
     "ServerTiming": {
-        "description": "Milliseconds in the queue, loading the model, and running.",
+        "description": "Milliseconds in the queue, loading the model, and running; where texts are "
+        "generated also to the first token (`ttft`) and of each further one (`tpot`).",
         "schema": {"type": "string"},
         "example": "queue;dur=0.8, load;dur=0.0, run;dur=4.2",
     },
@@ -157,11 +159,19 @@ def _task(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
             **_failures(_FAILURES, route.shape, refs),
         },
     }
+    if route.events:
+        operation["responses"]["200"]["content"]["text/event-stream"] = _events(route, refs)
     if route.file is not None:
         operation["parameters"] += _query(route)
         operation["requestBody"]["content"] |= {name: {} for name in RAW_TYPES}
         operation["requestBody"]["content"][MULTIPART] = {"schema": _form(route)}
     return operation
+
+
+def _events(route: TaskRoute, refs: dict[Any, Any]) -> dict[str, Any]:
+    """An answer with `stream`: one of these after each `data: `, an error event at the worst."""
+    failed = refs[OpenAIError if route.shape == "openai" else NativeStreamError]
+    return {"schema": {"anyOf": [*(refs[kind] for kind in route.events), failed]}}
 
 
 def _query(route: TaskRoute) -> list[dict[str, Any]]:

@@ -12,21 +12,34 @@ from typing import Any
 
 import msgspec
 
-from shoal.gateway import audio, classify, extract, native, openai, rerank
+from shoal.gateway import (
+    audio,
+    chat,
+    classify,
+    completions,
+    extract,
+    generate,
+    native,
+    openai,
+    rerank,
+)
 from shoal.gateway.ask import Ask
 from shoal.gateway.failures import Shape
 from shoal.gateway.forms import Form, Reader
 from shoal.gateway.jobs import Answer, Job
 from shoal.gateway.respond import Text
+from shoal.gateway.telling import Telling
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRoute:
-    """A POST that runs a job: two pure functions around the queue.
+    """A POST that runs a job: pure functions around the queue.
 
     inputs: the field that holds the inputs, for errors that come back from a worker. file: the
     field that a body which is a file itself fills; None where the route takes no files. texts:
-    what an answer may be besides JSON and MessagePack.
+    what an answer may be besides JSON and MessagePack. fields: the request's name of what workers
+    call so, where `inputs` does not say it. stream: tells of texts as they grow. events: what the
+    events of that may be.
     """
 
     path: str
@@ -41,6 +54,9 @@ class TaskRoute:
     shape: Shape = "native"
     file: str | None = None
     texts: tuple[str, ...] = ()
+    fields: Callable[[Any, str], str] | None = None
+    stream: Callable[[Any, Job], Telling] | None = None
+    events: tuple[type[msgspec.Struct], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +183,53 @@ TASKS: tuple[TaskRoute, ...] = (
         shape="openai",
         file="file",
         texts=("text/plain", "application/x-subrip", "text/vtt"),
+    ),
+    TaskRoute(
+        "/v1/chat/completions",
+        "chat",
+        Reader(chat.ChatRequest),
+        chat.chat_job,
+        chat.chat_answer,
+        chat.ChatCompletion,
+        "Continue a conversation (OpenAI)",
+        {
+            "model": "smollm2-135m-instruct",
+            "messages": [{"role": "user", "content": "Name three fish of the North Sea."}],
+            "max_tokens": 64,
+        },
+        inputs="messages",
+        shape="openai",
+        fields=chat.chat_field,
+        stream=chat.ChatTelling,
+        events=(chat.ChatChunk,),
+    ),
+    TaskRoute(
+        "/v1/completions",
+        "completions",
+        Reader(completions.CompletionRequest),
+        completions.completion_job,
+        completions.completion_answer,
+        completions.Completion,
+        "Continue texts (OpenAI)",
+        {"model": "smollm2-135m-instruct", "prompt": "Herring live in", "max_tokens": 16},
+        inputs="prompt",
+        shape="openai",
+        fields=completions.completion_field,
+        stream=completions.CompletionTelling,
+        events=(completions.Completion,),
+    ),
+    TaskRoute(
+        "/v1/generate",
+        "generate",
+        Reader(generate.GenerateRequest),
+        generate.native_job,
+        generate.native_answer,
+        generate.GenerateResponse,
+        "Continue texts or a conversation",
+        {"model": "smollm2-135m-instruct", "inputs": ["Herring live in"], "max_tokens": 16},
+        fields=generate.native_field,
+        stream=generate.NativeTelling,
+        events=(generate.GeneratePiece, generate.GenerateResponse),
     ),
 )
 

@@ -35,6 +35,13 @@ _GARBAGE_OBJECTS = 20_000
 class Protocol(BoundedProtocol):
     """HTTP/1.1 within bounds, with a short way out, and word of connections that end."""
 
+    # The request that is being answered; `cycle` is the last that came, which may have to wait.
+    answered: RequestResponseCycle | None = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self.answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_headers_complete(self) -> None:
         """Begins a request, with the short way out in its scope."""
         super().on_headers_complete()
@@ -57,8 +64,12 @@ class Protocol(BoundedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tells the open request, if there is one."""
         super().connection_lost(exc)
-        if self.cycle is not None:
-            left = cast("dict[str, Any]", self.cycle.scope).get(LEFT)
+        cycle = self.answered
+        if cycle is not None:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+            cycle.message_event.set()
+            left = cast("dict[str, Any]", cycle.scope).get(LEFT)
             if left is not None:
                 left()
 

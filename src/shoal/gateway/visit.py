@@ -57,7 +57,10 @@ LINGER_BYTES: Final = 8 * 1024 * 1024
 
 
 class Visit:
-    """One open request. `over` is why its task was cancelled, if one of ours cancelled it."""
+    """One open request. `over` is why its task was cancelled, if one of ours cancelled it.
+
+    streamed_bytes: of an answer that is sent while it grows; None before its head was sent.
+    """
 
     __slots__ = (
         "body_read",
@@ -71,6 +74,7 @@ class Visit:
         "send",
         "short_way",
         "started_s",
+        "streamed_bytes",
         "task",
         "timer",
         "watcher",
@@ -93,6 +97,7 @@ class Visit:
         self.form: Form = wanted_form(headers.get(b"accept"))
         self.started_s = clock.monotonic()
         self.in_bytes = 0
+        self.streamed_bytes: int | None = None
         self.body_read = b"content-length" not in headers and b"transfer-encoding" not in headers
         self.over: ShoalError | None = None
         self.task: asyncio.Task[Any] | None = None

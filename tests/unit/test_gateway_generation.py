@@ -1,0 +1,413 @@
+"""The routes that generate, as pure functions."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.errors import Bug, InvalidRequest, RuntimeCrashed, ShoalError
+from shoal.gateway import chat, completions, generate
+from shoal.gateway.ask import ask
+from shoal.gateway.costs import EXPECTED_TOKENS, costs
+from shoal.gateway.forms import JSON, MSGPACK, Reader
+from shoal.gateway.generation import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_SCHEMA_BYTES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_STOPS_OPENAI,
+)
+from shoal.gateway.jobs import Answer
+from shoal.gateway.routes import TASKS
+from shoal.gateway.timing import speed_of
+from shoal.gateway.traffic import Traffic
+from shoal.settings import GatewaySettings
+from shoal.wire.envelope import Result, Timing
+from shoal.wire.generation import ChatMessage, Generated, Generation, Piece, TokenLogprob, pack
+from tests.support.local_submits import CATALOG
+
+ROUTES = {route.path: route for route in TASKS if route.stream is not None}
+CHAT, PLAIN, NATIVE = "/v1/chat/completions", "/v1/completions", "/v1/generate"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def asked(**settings):
+    settings = GatewaySettings(**settings)
+    return ask({}, "r", CATALOG, settings, ("interactive", "bulk"))
+
+
+def body(path, **fields):
+    given = {"messages": HELLO} if path == CHAT else {}
+    given = {"prompt": "hello"} if path == PLAIN else given
+    given = {"inputs": "hello"} if path == NATIVE and "messages" not in fields else given
+    return ROUTES[path].reader.read(JSON.encode({"model": "writer", **given, **fields}), JSON)
+
+
+def job(path, **fields):
+    return ROUTES[path].job(body(path, **fields), asked())
+
+
+def text(words="a b", tokens=2, **fields):
+    return Generated(words, fields.pop("finish_reason", "stop"), 3, tokens, **fields)
+
+
+# --- requests
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_generation_fields_travel_as_they_are(path):
+    """What a request asks for is what a worker is told, on every route."""
+    made = job(
+        path,
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        frequency_penalty=0.1,
+        presence_penalty=-0.1,
+        stop=["\n", "END"],
+        seed=-3,
+        n=2,
+        stream=True,
+    )
+    told = made.params.generation
+    assert (told.max_tokens, told.temperature, told.top_p, told.seed, told.n, told.stream) == (
+        *(7, 0.5, 0.9, -3, 2, True),
+    )
+    assert (told.frequency_penalty, told.presence_penalty, told.stop) == (0.1, -0.1, ["\n", "END"])
+    assert made.task == "generate"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_generation_defaults_leave_everything_to_the_model(path):
+    """A request with nothing but its prompt, or with nulls, has a bare `Generation`."""
+    nulls = dict.fromkeys(("max_tokens", "temperature", "top_p", "stop", "seed", "n", "stream"))
+    assert job(path).params.generation == job(path, **nulls).params.generation
+    assert job(path).params.generation == Generation()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_generation_of_more_tokens_than_the_context_is_bounded_by_it(path):
+    """A huge `max_tokens` is accepted, however many digits it has, and cut to the context."""
+    assert (
+        job(path, max_tokens=10**30).params.generation.max_tokens
+        == CATALOG.get("writer@1").max_tokens
+    )
+
+
+def test_generation_choices_of_a_prompt_are_side_by_side():
+    """Each prompt is there once for each of its choices; so is a conversation."""
+    assert job(PLAIN, prompt=["a", "b"], n=2).inputs.texts == ["a", "a", "b", "b"]
+    assert len(job(CHAT, n=3).inputs.chats) == 3
+
+
+def test_generation_conversation_is_read_in_every_shape():
+    """Text parts become lines, `developer` is the system, and an own answer may come back."""
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "user", "content": "d", "name": "ann"},
+    ]
+    (turns,) = job(CHAT, messages=messages).inputs.chats
+    assert turns == [
+        ChatMessage("system", "be brief"),
+        ChatMessage("user", "a\nb"),
+        ChatMessage("assistant", "c"),
+        ChatMessage("user", "d", "ann"),
+    ]
+    assert job(NATIVE, messages=messages).inputs.chats == [turns]
+
+
+def test_generation_formats_become_schemas():
+    """`json_object` is any object, a schema travels as it is, and `text` is no schema."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    formats = {
+        "text": {"type": "text"},
+        "json_object": {"type": "json_object"},
+        "json_schema": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": schema, "strict": True},
+        },
+    }
+    made = {
+        name: job(CHAT, response_format=wanted).params.generation.schema
+        for name, wanted in formats.items()
+    }
+    assert made["text"] is None
+    assert msgspec.json.decode(made["json_object"]) == {"type": "object"}
+    assert msgspec.json.decode(made["json_schema"]) == schema
+    assert msgspec.json.decode(job(NATIVE, schema=schema).params.generation.schema) == schema
+
+
+NOTHING = {
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "functions": None,
+    "logit_bias": {},
+    "modalities": ["text"],
+    "audio": None,
+    "store": False,
+    "user": "u",
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+}
+
+
+def test_generation_fields_that_ask_for_nothing_are_accepted():
+    """What some clients always send is no fault where it asks for nothing."""
+    plain = {"echo": False, "suffix": None, "best_of": 1, "logit_bias": {}, "user": "u"}
+    for path, fields in ((CHAT, NOTHING), (PLAIN, plain)):
+        made, bare = job(path, **fields), job(path)
+        assert (made.inputs, made.params) == (bare.inputs, bare.params)
+
+
+BAD = [
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [*HELLO, {"role": "user", "content": []}]}, "messages[1].content"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0]",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
+        "messages[0].tool_calls",
+    ),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"logit_bias": {"5": 1}}, "logit_bias"),
+    (CHAT, {"audio": {"voice": "x"}}, "audio"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"store": True}, "store"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": MAX_LOGPROBS + 1}, "top_logprobs"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        CHAT,
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"a": "x" * MAX_SCHEMA_BYTES}},
+            }
+        },
+        "response_format",
+    ),
+    (CHAT, {"stop": ["x"] * (MAX_STOPS_OPENAI + 1)}, "stop"),
+    (PLAIN, {"prompt": ""}, "prompt"),
+    (PLAIN, {"prompt": []}, "prompt"),
+    (PLAIN, {"prompt": ["a", ""]}, "prompt[1]"),
+    (PLAIN, {"prompt": [1, 2]}, "prompt"),
+    (PLAIN, {"prompt": [[1], [2]]}, "prompt"),
+    (PLAIN, {"echo": True}, "echo"),
+    (PLAIN, {"suffix": "x"}, "suffix"),
+    (PLAIN, {"best_of": 2}, "best_of"),
+    (PLAIN, {"prompt": ["a"] * 200, "n": MAX_CHOICES}, "n"),
+    (NATIVE, {"inputs": None}, "inputs"),
+    (NATIVE, {"inputs": "x", "messages": HELLO}, "messages"),
+    (NATIVE, {"top_k": 0}, "top_k"),
+    (NATIVE, {"schema": "x"}, "schema"),
+    (NATIVE, {"stop": ["x"] * (MAX_STOPS + 1)}, "stop"),
+    *[
+        (path, {field: value}, param)
+        for path in ROUTES
+        for field, value, param in [
+            ("max_tokens", 0, "max_tokens"),
+            ("temperature", 2.5, "temperature"),
+            ("top_p", 0, "top_p"),
+            ("n", 0, "n"),
+            ("n", MAX_CHOICES + 1, "n"),
+            ("seed", 2**63, "seed"),
+            ("frequency_penalty", 3, "frequency_penalty"),
+            ("stop", "", "stop"),
+            ("stop", ["x", ""], "stop[1]"),
+            ("stop", "x" * (MAX_STOP_CHARS + 1), "stop"),
+            ("temperatur", 1, "temperatur"),
+            ("model", "dense", "model"),
+            ("model", "writre", "model"),
+        ]
+    ],
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), BAD)
+def test_generation_bad_request_names_the_field(path, fields, param):
+    """What cannot be served is refused, with the name of the field at fault."""
+    with pytest.raises(ShoalError) as refused:
+        job(path, **fields)
+    assert refused.value.param == param
+    assert refused.value.http_status in (400, 404)
+
+
+def test_generation_conversation_has_a_bound():
+    """The characters of all messages together are those of one input."""
+    most = 100
+    messages = [{"role": "user", "content": "x" * 30}] * 4
+    with pytest.raises(InvalidRequest) as refused:
+        chat.chat_job(body(CHAT, messages=messages), asked(max_input_chars=most))
+    assert refused.value.param == "messages"
+
+
+def test_generation_faults_of_workers_get_the_names_of_the_request():
+    """What a worker calls `schema` or `inputs[3]` is what the caller called it."""
+    request = body(CHAT, max_completion_tokens=5)
+    assert chat.chat_field(request, "schema") == "response_format"
+    assert chat.chat_field(request, "max_tokens") == "max_completion_tokens"
+    assert chat.chat_field(body(CHAT, max_tokens=5), "max_tokens") == "max_tokens"
+    assert chat.chat_field(request, "inputs[1]") == "messages"
+    two = body(PLAIN, prompt=["a", "b"], n=2)
+    assert completions.completion_field(two, "inputs[3]") == "prompt[1]"
+    assert completions.completion_field(body(PLAIN), "inputs[0]") == "prompt"
+    assert completions.completion_field(two, "stop") == "stop"
+    assert generate.native_field(body(NATIVE, inputs=["a"]), "inputs[0]") == "inputs[0]"
+    assert generate.native_field(body(NATIVE, messages=HELLO), "inputs[0]") == "messages"
+
+
+def test_generation_cost_is_what_is_read_and_what_may_be_expected():
+    """A bound below the usual length counts as it is; a higher one, or none, as the usual."""
+    (short,), _ = costs(job(PLAIN, max_tokens=10), 1.0)
+    (long,), _ = costs(job(PLAIN, max_tokens=10_000), 1.0)
+    (unbounded,), _ = costs(job(PLAIN), 1.0)
+    assert short == len("hello") + 10
+    assert long == unbounded == len("hello") + EXPECTED_TOKENS
+    assert costs(job(CHAT, n=2), 1.0)[0][0] > unbounded
+    assert len(costs(job(CHAT, n=2), 1.0)[0]) == 2
+
+
+# --- answers
+
+
+def answer(*texts):
+    return Answer(Result(records=[pack(one) for one in texts]), 9, Timing(run_s=0.5))
+
+
+def test_generation_usage_counts_a_prompt_once():
+    """Several choices of one prompt have read it once; what they generated adds up."""
+    made = job(PLAIN, prompt=["a", "b"], n=2)
+    usage = completions.completion_answer(body(PLAIN, n=2), made, answer(*[text()] * 4), JSON).usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (6, 8, 14)
+
+
+def test_generation_logprobs_have_the_shapes_of_each_route():
+    """A token, its UTF-8 or its place, and the likeliest; a logarithm of zero stays a number."""
+    tokens = [TokenLogprob("é", -0.5, [("é", -0.5)]), TokenLogprob("b", float("-inf"))]
+    one = text("éb", logprobs=tokens)
+    fields = {"logprobs": True, "top_logprobs": 1}
+    made = chat.chat_answer(body(CHAT, **fields), job(CHAT, **fields), answer(one), JSON)
+    first, second = msgspec.to_builtins(made.choices[0].logprobs.content)
+    assert first == {
+        "token": "é",
+        "logprob": -0.5,
+        "bytes": list("é".encode()),
+        "top_logprobs": [{"token": "é", "logprob": -0.5, "bytes": list("é".encode())}],
+    }
+    assert second["logprob"] == -9999.0
+    plain = body(PLAIN, logprobs=1)
+    made = completions.completion_answer(plain, job(PLAIN, logprobs=1), answer(one), JSON)
+    assert msgspec.to_builtins(made.choices[0].logprobs) == {
+        "tokens": ["é", "b"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"é": -0.5}, {}],
+        "text_offset": [0, 1],
+    }
+
+
+@pytest.mark.parametrize("form", [JSON, MSGPACK], ids=lambda form: form.name)
+def test_generation_native_answer_has_what_was_asked(form):
+    """Texts with their numbers; logarithms only where they were asked for."""
+    made = generate.native_answer(body(NATIVE), job(NATIVE), answer(text()), form)
+    decoded = (msgspec.json if form is JSON else msgspec.msgpack).decode(form.encode(made))
+    assert decoded == {
+        "model": "writer",
+        "data": [{"index": 0, "text": "a b", "finish_reason": "stop", "tokens": 2}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
+
+
+def test_generation_text_that_was_cut_short_is_no_answer():
+    """A worker that was told to stop has nothing to answer with; too few texts are a bug."""
+    with pytest.raises(RuntimeCrashed):
+        generate.native_answer(
+            body(NATIVE), job(NATIVE), answer(text(finish_reason="cancelled")), JSON
+        )
+    with pytest.raises(Bug):
+        generate.native_answer(body(NATIVE), job(NATIVE, n=2), answer(text()), JSON)
+
+
+def test_generation_chat_events_begin_with_the_role_of_each_choice():
+    """Role first, then text, a reason at the end of each, and the numbers where asked for."""
+    request = body(CHAT, n=2, stream=True, stream_options={"include_usage": True})
+    telling = chat.ChatTelling(request, job(CHAT, n=2))
+    events = [
+        *telling.piece(0, Piece("", 1)),  # nothing is certain yet
+        *telling.piece(0, Piece("a ", 1)),
+        *telling.piece(0, Piece("b", 1)),
+        *telling.end(0, text()),
+        *telling.end(1, text("", 0, finish_reason="length")),
+        *telling.last([text(), text("", 0)]),
+    ]
+    made = msgspec.to_builtins(events)
+    assert [[(c["index"], c["delta"], c["finish_reason"]) for c in e["choices"]] for e in made] == [
+        [(0, {"role": "assistant", "content": "a "}, None)],
+        [(0, {"content": "b"}, None)],
+        [(0, {}, "stop")],
+        [(1, {"role": "assistant", "content": ""}, None)],
+        [(1, {}, "length")],
+        [],
+    ]
+    assert [e["usage"] and e["usage"]["completion_tokens"] for e in made] == [None] * 5 + [2]
+    assert len({(e["id"], e["created"]) for e in made}) == 1
+
+
+def test_generation_completion_events_count_offsets_on():
+    """Places of tokens are those in the whole text, also in later pieces."""
+    telling = completions.CompletionTelling(body(PLAIN, logprobs=0), job(PLAIN, logprobs=0))
+    pieces = [Piece(word, 1, [TokenLogprob(word, -0.5)]) for word in ("ab", "c", "d")]
+    events = [event for piece in pieces for event in telling.piece(0, piece)]
+    assert [event.choices[0].logprobs.text_offset for event in events] == [[0], [2], [3]]
+    assert "usage" not in msgspec.to_builtins(events[0])
+
+
+def test_generation_native_stream_ends_with_the_numbers():
+    """Pieces, and one last event: the answer without its texts."""
+    telling = generate.NativeTelling(body(NATIVE), job(NATIVE))
+    (piece,) = telling.piece(0, Piece("a b", 2))
+    assert msgspec.to_builtins(piece) == {"index": 0, "text": "a b"}
+    assert telling.end(0, text()) == []
+    (last,) = telling.last([text()])
+    assert msgspec.to_builtins(last)["data"] == [{"index": 0, "finish_reason": "stop", "tokens": 2}]
+
+
+def test_generation_readers_take_both_forms():
+    """Every request can be sent in MessagePack."""
+    for path, route in ROUTES.items():
+        request = body(path, stop=["x"], n=2)
+        assert Reader(route.reader.kind).read(MSGPACK.encode(request), MSGPACK) == request
+
+
+def test_traffic_counts_texts_by_route_and_model():
+    """Generated tokens and both times are there, under the model's own id."""
+    traffic, made = Traffic(), job(PLAIN)
+    texts = [text(tokens=3, token_s=0.02)]
+    assert traffic.add_texts("completions", made, texts, speed_of(texts, 0.3)) == 3
+    found = {m.name: m.samples for m in traffic.collect()}
+    (tokens,) = found["shoal_gateway_generated_tokens"]
+    assert (tokens.value, tokens.labels) == (3, {"route": "completions", "model": "writer"})
+    buckets = {s.labels.get("le"): s.value for s in found["shoal_gateway_first_token_seconds"]}
+    assert (buckets["0.25"], buckets["0.5"]) == (0, 1)
+    assert any(s.value == 0.02 for s in found["shoal_gateway_token_seconds"])
