@@ -30,12 +30,16 @@ class _Growing:
 
 
 class Growing(_Growing):
-    """A text as it grows: iterate over its parts once; `generated` has the whole afterwards.
+    """A text as it grows: an iterator over its parts; `generated` has the whole afterwards.
 
     Leave a `with` block, or call `close`, to stop it early.
     """
 
-    def __iter__(self) -> Iterator[str]:
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(response)
+        self._parts = self._read()
+
+    def _read(self) -> Iterator[str]:
         try:
             for data in self._response.iter_raw():
                 yield from self._reading.feed(data)
@@ -44,6 +48,12 @@ class Growing(_Growing):
             raise _lost(error) from error
         finally:
             self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._parts)
 
     def close(self) -> None:
         """Ends it; the server stops a text that has not ended."""
@@ -59,7 +69,11 @@ class Growing(_Growing):
 class AsyncGrowing(_Growing):
     """As `Growing`, with `async for` and `async with`."""
 
-    async def __aiter__(self) -> AsyncIterator[str]:
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(response)
+        self._parts = self._read()
+
+    async def _read(self) -> AsyncIterator[str]:
         try:
             async for data in self._response.aiter_raw():
                 for part in self._reading.feed(data):
@@ -69,6 +83,12 @@ class AsyncGrowing(_Growing):
             raise _lost(error) from error
         finally:
             await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        return await anext(self._parts)
 
     async def close(self) -> None:
         """Ends it; the server stops a text that has not ended."""
