@@ -9,9 +9,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertModel
 from typer.testing import CliRunner
 
-from shoal.cli.bakeoff import ragged_lengths
+from shoal.catalog.load import load
+from shoal.catalog.variants import on_runtime
+from shoal.cli.bakeoff_encode import ragged_lengths
+from shoal.cli.bakeoff_generate import STREAMS, same_share
 from shoal.cli.main import app
 from shoal.errors import ModelUnavailable, SettingsError
+from shoal.runtimes.null_texts import SLOTS
+from shoal.worker.costs import CostBook
 from tests.support.runtime_models import save_tiny
 
 pytestmark = pytest.mark.slow
@@ -37,13 +42,20 @@ def catalog(tmp_path_factory):
     for name, output in (("tiny", "dense"), ("spare", "sparse")):
         text = ENTRY.format(name=name, source=weights.as_uri(), output=output)
         (folder / f"{name}.yaml").write_text(text)
+    talker = 'id: talker\ntasks: [generate]\nsource: file:///\nruntime: "null"\noptions: {}\n'
+    (folder / "talker.yaml").write_text(talker.format("{token_s: 0.005}"))
     return folder
 
 
 @pytest.fixture(scope="module")
-def bakeoff(catalog, tmp_path_factory):
-    """Runs the command in a data folder of its own."""
-    data_dir = tmp_path_factory.mktemp("data")
+def data_dir(tmp_path_factory):
+    """A data folder of its own."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def bakeoff(catalog, data_dir):
+    """Runs the command."""
 
     def invoke(*words):
         every = ["--catalog", str(catalog), "--data-dir", str(data_dir), "--seconds", "0.02"]
@@ -68,7 +80,8 @@ def test_bakeoff_measures_each_runtime_and_compares_their_vectors(bakeoff):
         assert row["found"]["cosine"] >= 0.99999
         assert row["found"]["uniform_tokens_per_s"] > 0
         assert row["found"]["ragged_tokens_per_s"] > 0
-        assert 0 < row["found"]["model_bytes"] < row["found"]["process_bytes"]
+        assert 0 < row["model_bytes"] < row["process_bytes"]
+        assert min(row["start_s"], row["load_s"], row["first_s"]) > 0
 
 
 def test_bakeoff_prints_a_table_and_fails_where_nothing_runs(bakeoff):
@@ -86,6 +99,38 @@ def test_bakeoff_refuses_what_it_cannot_compare(bakeoff):
     assert isinstance(unknown, SettingsError)
     assert "`torch`" in unknown.message
     assert isinstance(bakeoff("spare").exception, ModelUnavailable)
+
+
+def test_bakeoff_of_a_generator_lets_texts_grow_side_by_side(bakeoff):
+    """Four texts at once take about as long as one, so they have more tokens per second.
+
+    More than the runtime has slots for wait, and give no more.
+    """
+    done = bakeoff("talker", "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)
+    found = row["found"]
+    assert (row["runtime"], found["slots"], found["same"]) == ("null", SLOTS, 1.0)
+    rates = [found["tokens_per_s"][str(streams)] for streams in STREAMS]
+    assert rates[1] > 2 * rates[0]
+    assert rates[2] < 2 * rates[1]
+    assert found["first_token_s"] > 0
+    assert "SLOTS" in bakeoff("talker").stdout
+
+
+def test_bakeoff_compares_texts_from_their_beginning_on():
+    """A text that parts from the other in its middle is half the same."""
+    assert same_share(["abcd", "abcd"], ["abcd", "abxx"]) == pytest.approx(0.75)
+    assert same_share(["ab"], ["abcd"]) == pytest.approx(0.5)
+
+
+def test_bakeoff_teaches_workers_what_batches_cost(bakeoff, catalog, data_dir):
+    """The book of costs that a worker of the same data folder reads has both runtimes."""
+    bakeoff("tiny", "--runtimes", "onnx,torch")
+    costs = CostBook(data_dir / "cache" / "costs.json", "cpux1")
+    entry = load(catalog).resolve("tiny")
+    assert costs.known_token_s(entry) > 0.0
+    assert costs.known_token_s(on_runtime(entry, "torch")) > 0.0
 
 
 def test_bakeoff_lengths_are_ragged_and_within_the_model():

@@ -262,7 +262,7 @@ def bakeoff(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Runtimes in this order; all that run text encoders by default.",
+            help="Runtimes in this order; the entry's, and all text encoders, by default.",
         ),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
@@ -273,7 +273,10 @@ def bakeoff(
     catalog: CatalogFolder = None,
     data_dir: BuildsIn = None,
 ) -> None:
-    """Measure a model on each runtime that can run it: start, load, speed, memory, parity."""
+    """Measure a model on each runtime that can run it: start, load, speed, memory, parity.
+
+    Workers of the same data folder remember what batches cost, and choose by it.
+    """
     import msgspec
 
     from shoal.bundles.shelf import shelf_of

@@ -26,25 +26,39 @@ def encode_item(
     entry: Entry, traits: Traits, tokeniser: Tokeniser | None, texts: Sequence[str], name: str = ""
 ) -> RunItem:
     """An item of `encode` as a worker makes it for a runtime. Raises `CallerError`."""
+    inputs = Inputs(texts=list(texts))
+    return make_item(entry, traits, tokeniser, inputs, Params(truncate=True), name=name)
+
+
+def make_item(
+    entry: Entry,
+    traits: Traits,
+    tokeniser: Tokeniser | None,
+    inputs: Inputs,
+    params: Params,
+    *,
+    name: str = "",
+) -> RunItem:
+    """An item of `encode` or `generate` as a worker makes it. Raises `CallerError`."""
     envelope = Envelope(
         item=name,
         request="",
         index=0,
         of=1,
-        task="encode",
+        task="generate" if entry.generates else "encode",
         model=entry.id,
         revision=entry.revision,
         lane="",
         cost_tokens=0,
-        n_inputs=len(texts),
+        n_inputs=len(inputs.texts) or len(inputs.chats),
         deadline_s=0.0,
         submitted_s=0.0,
         reply="",
-        params=Params(truncate=True),
+        params=params,
     )
-    item = prepare(entry, traits, tokeniser, envelope, Inputs(texts=list(texts))).run_item
+    item = prepare(entry, traits, tokeniser, envelope, inputs).run_item
     if item is None:
-        raise Bug(f"no item was made of {len(texts)} texts")
+        raise Bug(f"no item was made of {envelope.n_inputs} texts")
     return item
 
 
