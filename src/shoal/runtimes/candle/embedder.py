@@ -1,4 +1,4 @@
-"""The runtime `candle`: embeddings on Candle (Rust), through the library `candding`.
+"""Embedders on Candle, through the library `candding`.
 
 It takes BERT and Qwen3 folders with safetensors, in float32, and computes on CPUs. The library
 reads its pooling from the files beside the weights; here the entry decides, so it is given a view
@@ -10,12 +10,10 @@ network (the library's), or what is made of the vectors (`answers`).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,68 +24,23 @@ from shoal.errors import (
     InvalidRequest,
     ModelUnavailable,
     RunFailed,
-    RuntimeUnavailable,
     ShoalError,
 )
-from shoal.ipc.messages import ModelSpec, RunItem, Traits
+from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.answers import Answers, Numbers
-from shoal.runtimes.bert import read_config
+from shoal.runtimes.candle.config import config_of
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.entities import Tags
-from shoal.runtimes.heap import give_back
 from shoal.runtimes.inputs import fault
 from shoal.runtimes.interface import RanItems
 from shoal.wire.envelope import Result
 
 Floats = npt.NDArray[np.float32]
 
-_CURE = "shoal bundles build candle"
 _WEIGHTS = "model.safetensors"
 _NEEDED = ("config.json", "tokenizer.json")
 _ALSO = ("tokenizer_config.json", "special_tokens_map.json")
 _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
-
-
-class CandleRuntime:
-    """Runs embedders through candding. Raises `RuntimeUnavailable` for a device that is no CPU."""
-
-    name = "candle"
-    needs: ClassVar[dict[str, str]] = {"candding": _CURE, "tokenizers": _CURE}
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
-
-    def __init__(self, *, device: str, threads: int) -> None:
-        if device.partition(":")[0] != "cpu":
-            raise RuntimeUnavailable(f"the candle runtime computes on CPUs, not on {device}")
-        # Read by the library's pool of threads when it first computes.
-        os.putenv("RAYON_NUM_THREADS", str(threads))
-        self.version = version("candding")
-        self.traits = Traits(accepts_ids=False, tasks=["encode", "score"])
-        self._models: dict[str, Embedder] = {}
-
-    def load(self, spec: ModelSpec) -> bool:
-        """Loads a checkpoint; one that is loaded already is replaced. Nothing is ever kept of one.
-
-        Raises `ModelUnavailable`.
-        """
-        self._models[spec.key] = Embedder(spec)
-        return False
-
-    def unload(self, key: str, *, keep: bool = False) -> None:
-        """Drops the model and gives its memory back."""
-        del keep  # there is no host tier
-        if self._models.pop(key, None) is not None:
-            give_back()
-
-    def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
-        """Runs items of one loaded model."""
-        model = self._models.get(key)
-        if model is None:
-            raise ModelUnavailable(f"{key} is not loaded")
-        return model.run(items, block_tokens)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of each model's weights."""
-        return {key: model.memory_bytes for key, model in self._models.items()}
 
 
 class Embedder:
@@ -226,7 +179,7 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
         links[_WEIGHTS] = weights
     else:
         raise ModelUnavailable(f"{spec.key}: {weights} is no safetensors file")
-    config = _config(folder)
+    config = config_of(folder)
     (view / "config.json").write_text(json.dumps(config), "utf-8")
     for name, target in links.items():
         (view / name).symlink_to(target.resolve())
@@ -248,15 +201,3 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
         json.dumps({"word_embedding_dimension": config.get("hidden_size"), **pooling}), "utf-8"
     )
     return sum(part.stat().st_size for part in parts)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`, with the base of rotary positions where the library looks.
-
-    Newer versions of transformers write it into `rope_parameters`.
-    """
-    config = read_config(folder)
-    rope = config.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_theta" in rope:
-        config.setdefault("rope_theta", rope["rope_theta"])
-    return config

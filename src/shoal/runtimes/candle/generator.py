@@ -1,0 +1,278 @@
+"""Generators on Candle, through the library `mistralrs`, with LoRA adapters.
+
+A model is a folder with safetensors, computed in float32, or a GGUF file. Options of a model:
+
+    slots        how many texts grow at once, 16 when left out
+    kv_tokens    how many tokens all of them have together, prompts included; 0: no such bound
+    requantize   the form that the weights are brought into at the load, such as `Q8_0`
+
+Owns the engine: what it is given, one prompt at a time, and its errors as ours. The engine's
+random numbers cannot be seeded on CPUs, so a seed is refused wherever chance is at play. Does not
+own prompts (`prompts`), or what becomes of a text's tokens (`growth`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from shoal.errors import (
+    InputTooLong,
+    InvalidRequest,
+    ModelUnavailable,
+    OutOfMemory,
+    RunFailed,
+    ShoalError,
+)
+from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem
+from shoal.runtimes.candle.config import config_of
+from shoal.runtimes.candle.gguf import read_fields
+from shoal.runtimes.candle.growth import Growth
+from shoal.runtimes.candle.prompts import of_folder, of_gguf
+from shoal.runtimes.checkpoint import INDEX, locate
+from shoal.runtimes.interface import Capacity, Emit
+from shoal.wire.generation import Generation
+
+log = logging.getLogger(__name__)
+
+SLOTS = 16
+MAX_ADAPTERS = 64
+_LOST = 70
+_USUAL = ("model.safetensors", f"model{INDEX}")
+_ALSO = ("tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
+_DEFAULTS = ("temperature", "top_p", "top_k")
+
+
+class TextGenerator:
+    """One model. Raises `ModelUnavailable` for what it could not serve."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        options = spec.options
+        self.capacity = Capacity(int(options.get("slots", SLOTS)), int(options.get("kv_tokens", 0)))
+        weights = locate(spec, _USUAL)
+        self._takes_adapters = weights.suffix != ".gguf"
+        self._defaults: dict[str, Any] = {}
+        with TemporaryDirectory(prefix="shoal-candle-") as folder:
+            view = Path(folder)
+            # The template is applied here, so that the prompt is exactly what is counted.
+            (view / "identity.jinja").write_text("{{ messages[0]['content'] }}", "utf-8")
+            if self._takes_adapters:
+                self.memory_bytes = _fill(view, weights, spec)
+                self._prompts = of_folder(spec.key, weights.parent)
+                self._defaults = _defaults(weights.parent)
+            else:
+                self.memory_bytes = weights.stat().st_size
+                self._prompts = of_gguf(spec.key, read_fields(weights))
+            self._engine = self._open(view, weights)
+        most = self._engine.max_sequence_length()
+        if most is not None and most < spec.max_tokens:
+            raise ModelUnavailable(
+                f"{spec.key}: max_tokens is {spec.max_tokens}, and the network takes {most}"
+            )
+        self._texts: set[Growth] = set()
+        # The engine's methods bear one caller at a time. And of several prompts that it reads in
+        # one step, all are lost where the network's last layer is quantised: they queue here.
+        self._calling = threading.Lock()
+        self._prompting = threading.Lock()
+
+    def _open(self, view: Path, weights: Path) -> Any:
+        import mistralrs
+
+        requantize = self._spec.options.get("requantize")
+        if self._takes_adapters:
+            which = mistralrs.Which.Lora(
+                str(view), adapters=[], max_adapters=MAX_ADAPTERS, dtype=mistralrs.ModelDType.F32
+            )
+        else:
+            which = mistralrs.Which.GGUF(
+                str(weights.parent), weights.name, dtype=mistralrs.ModelDType.F32
+            )
+        try:
+            return mistralrs.Runner(
+                which,
+                max_seqs=self.capacity.slots,
+                prefix_cache_n=0,  # nothing of a text stays once it has ended
+                token_source="none",  # noqa: S106 - no hub is asked
+                jinja_explicit=str(view / "identity.jinja"),
+                in_situ_quant=None if requantize is None else str(requantize),
+            )
+        except ValueError as error:
+            raise ModelUnavailable(f"{self._spec.key}: {_first_line(error)}") from error
+
+    def start(self, item: RunItem, emit: Emit) -> None:
+        """Begins a text. Raises `InputTooLong`, `InvalidRequest` or `ModelUnavailable`."""
+        asked = item.params.generation or Generation()
+        if item.adapter and not self._takes_adapters:
+            raise _none_on_gguf(item.adapter)
+        prompt = self._prompts.prompt(item)
+        with self._calling:
+            prompt_tokens = len(self._engine.tokenize_text(prompt, False, None))
+        request = self._request(item, asked, prompt, prompt_tokens)
+        text = Growth(item, asked, prompt_tokens, emit)
+        self._texts.add(text)
+        threading.Thread(
+            target=self._follow, args=(text, request), name=f"text {item.item}", daemon=True
+        ).start()
+
+    def _request(self, item: RunItem, asked: Generation, prompt: str, prompt_tokens: int) -> Any:
+        """What the engine is asked for."""
+        import mistralrs
+
+        room = self._spec.max_tokens - prompt_tokens
+        if room < 1:
+            raise InputTooLong(
+                f"the prompt has {prompt_tokens} tokens, and {self._spec.key} has a context of "
+                f"{self._spec.max_tokens}"
+            )
+        if prompt_tokens < 1:
+            raise InvalidRequest("the prompt is empty")
+        own = {name: self._defaults.get(name) for name in _DEFAULTS}
+        own |= {name: had for name in _DEFAULTS if (had := getattr(asked, name)) is not None}
+        if asked.seed is not None and own["temperature"] != 0 and own["top_k"] != 1:
+            raise InvalidRequest(
+                f"{self._spec.key} cannot repeat what chance has chosen: leave `seed` out, or set "
+                "`temperature` to 0",
+                param="seed",
+            )
+        return mistralrs.ChatCompletionRequest(
+            prompt,
+            "default",
+            stream=True,
+            max_tokens=min(asked.max_tokens or room, room),
+            frequency_penalty=asked.frequency_penalty or None,
+            presence_penalty=asked.presence_penalty or None,
+            logprobs=asked.logprobs is not None,
+            top_logprobs=asked.logprobs,
+            grammar=asked.schema,
+            grammar_type=None if asked.schema is None else "json_schema",
+            adapter=item.adapter or None,
+            **own,
+        )
+
+    def _follow(self, text: Growth, request: Any) -> None:
+        there = False
+        try:
+            there = text.follow(lambda: self._begin(text, request))
+        except Exception as error:  # task root
+            log.exception("a text does not grow")
+            text.fail(RunFailed(f"{type(error).__name__}: {error}"))
+            there = True
+        finally:  # a panic of the engine's is no `Exception`
+            self._texts.discard(text)
+            if not there:
+                log.critical("%s: the engine is lost", self._spec.key)
+                os._exit(_LOST)
+
+    def _begin(self, text: Growth, request: Any) -> tuple[Any, Iterator[Any]]:
+        """The first chunk of a text, and the others; raises what is wrong with it."""
+        with self._prompting:
+            try:
+                with self._calling:
+                    chunks = self._engine.send_chat_completion_request(request)
+                return next(chunks), chunks
+            except ValueError as error:
+                raise self._fault(text.item, _first_line(error)) from error
+
+    def _fault(self, item: RunItem, said: str) -> ShoalError:
+        asked = item.params.generation
+        if asked is not None and asked.schema is not None and "grammar" in said.lower():
+            return InvalidRequest(f"the schema cannot be met: {said}", param="schema")
+        if asked is not None and asked.schema is not None and "JSON schema" in said:
+            return InvalidRequest(f"the schema is none: {said}", param="schema")
+        if item.adapter and item.adapter in said:
+            return ModelUnavailable(f"{item.adapter} is not loaded")
+        return RunFailed(f"{self._spec.key}: {said}")
+
+    def stop(self, item: str) -> None:
+        """Ends an item early; the engine drops it at its next token."""
+        for text in list(self._texts):
+            if text.item.item == item:
+                text.cancel()
+
+    def close(self) -> None:
+        """Ends every text."""
+        for text in list(self._texts):
+            text.cancel()
+
+    def load_adapter(self, adapter: AdapterSpec) -> int:
+        """Makes an adapter ready, in the place of one of the same key; its bytes.
+
+        Raises `ModelUnavailable` or `OutOfMemory`.
+        """
+        import mistralrs
+
+        if not self._takes_adapters:
+            raise _none_on_gguf(adapter.key)
+        try:
+            with self._calling:
+                loaded = self._engine.load_lora_adapter(
+                    adapter.key, adapter.path, load_inplace=True
+                )
+        except mistralrs.LoraAdapterError as error:
+            kind = OutOfMemory if "limit_exceeded" in error.code else ModelUnavailable
+            raise kind(f"{adapter.key}: {_first_line(error)}") from error
+        return int(loaded.bytes)
+
+    def unload_adapter(self, adapter: str) -> None:
+        """Forgets an adapter; texts that grow with it keep it to their end."""
+        import mistralrs
+
+        try:
+            with self._calling:
+                self._engine.unload_lora_adapter(adapter)
+        except mistralrs.LoraAdapterError as error:
+            if error.code != "lora_adapter_not_found":
+                raise
+
+
+def _none_on_gguf(adapter: str) -> ModelUnavailable:
+    return ModelUnavailable(f"{adapter}: adapters need safetensors, and its base is a GGUF file")
+
+
+def _first_line(error: Exception) -> str:
+    """What a library says, without its trace."""
+    return str(error).partition("\n")[0]
+
+
+def _defaults(folder: Path) -> dict[str, Any]:
+    """How the model's own files want a token chosen."""
+    path = folder / "generation_config.json"
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ModelUnavailable(f"{path} cannot be read: {error}") from error
+    return {name: found[name] for name in _DEFAULTS if found.get(name) is not None}
+
+
+def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
+    """Makes the folder that the engine reads; returns the bytes of the weights.
+
+    Nothing but these files is in it: of a folder with a pickle, that is not seen. The tokenizer
+    adds nothing by itself there: prompts have all that belongs to them.
+    """
+    folder = weights.parent
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelUnavailable(f"{spec.key}: {folder} has no tokenizer.json")
+    if weights.name.endswith(INDEX):
+        parts = sorted(folder.glob("*.safetensors"))
+        links = {f"model{INDEX}": weights, **{part.name: part for part in parts}}
+    elif weights.suffix == ".safetensors":
+        parts = [weights]
+        links = {"model.safetensors": weights}
+    else:
+        raise ModelUnavailable(f"{spec.key}: {weights} is neither safetensors nor GGUF")
+    links |= {name: folder / name for name in _ALSO if (folder / name).is_file()}
+    for name, target in links.items():
+        (view / name).symlink_to(target.resolve())
+    (view / "config.json").write_text(json.dumps(config_of(folder)), "utf-8")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokenizer["post_processor"] = None
+    (view / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    return sum(part.stat().st_size for part in parts)

@@ -1,0 +1,121 @@
+"""One text that an engine lets grow, from its first token to its end.
+
+Owns what is told of it: pieces in order, stop texts, how many tokens and how long, and one end.
+Does not own the engine (`generator`) or when an item starts and stops.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shoal.clock import monotonic
+from shoal.errors import RunFailed, ShoalError
+from shoal.ipc.messages import RunItem
+from shoal.runtimes.interface import Emit
+from shoal.runtimes.stops import StopText
+from shoal.wire.generation import FinishReason, Generated, Generation, Piece, TokenLogprob
+
+# What an engine makes of a character whose last bytes did not come.
+_CUT = "\ufffd"
+
+
+class Growth:
+    """A text. Its methods may be called from any thread; what it emits is in order."""
+
+    def __init__(self, item: RunItem, asked: Generation, prompt_tokens: int, emit: Emit) -> None:
+        self.item = item
+        self.ended = False
+        self._asked = asked
+        self._prompt_tokens = prompt_tokens
+        self._emit = emit
+        self._changing = threading.Lock()
+        self._stops = StopText(asked.stop)
+        self._begun_s = monotonic()
+        self._first_s = self._last_s = 0.0
+        self._tokens = 0
+        self._parts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def follow(self, begin: Callable[[], tuple[Any, Iterator[Any]]]) -> bool:
+        """Reads the engine's chunks to the end, one a token; whether the engine is still there.
+
+        begin: hands the item to the engine; its first chunk, and the others. Leaving this frees
+        the engine's sequence, for nothing else holds its chunks.
+        """
+        if self.ended:
+            return True
+        try:
+            chunk, chunks = begin()
+            while self._take(chunk.choices[0]):
+                chunk = next(chunks)
+        except ShoalError as error:
+            self.fail(error)
+        except StopIteration:
+            self.fail(RunFailed("the engine was lost"))
+            return False
+        return True
+
+    def _take(self, choice: Any) -> bool:
+        """Grows by a token; whether more are wanted."""
+        with self._changing:
+            if self.ended:
+                return False
+            self._last_s = monotonic()
+            self._first_s = self._first_s or self._last_s
+            self._tokens += 1
+            text = choice.delta.content or ""
+            reason = choice.finish_reason
+            if reason == "length":
+                text = text.rstrip(_CUT)
+            own_end = reason is not None and reason != "length" and not text
+            logprobs = [] if choice.logprobs is None or own_end else [_logprob(choice.logprobs)]
+            self._grow(self._stops.feed(text), 1, logprobs)
+            if self._stops.hit:
+                self._end("stop")
+            elif reason is not None:
+                self._end("length" if "length" in reason else "stop")
+            return not self.ended
+
+    def _grow(self, text: str, tokens: int, logprobs: list[TokenLogprob]) -> None:
+        self._parts.append(text)
+        self._logprobs += logprobs
+        if self._asked.stream:
+            self._emit(Piece(text, tokens, logprobs))
+
+    def cancel(self) -> None:
+        """Ends it before it is whole."""
+        with self._changing:
+            if not self.ended:
+                self._end("cancelled")
+
+    def fail(self, error: ShoalError) -> None:
+        """Ends it with an error, unless it has ended."""
+        with self._changing:
+            if not self.ended:
+                self.ended = True
+                self._emit(error)
+
+    def _end(self, reason: FinishReason) -> None:
+        rest = self._stops.rest()
+        if rest:
+            self._grow(rest, 0, [])
+        self.ended = True
+        further = self._tokens - 1
+        self._emit(
+            Generated(
+                "".join(self._parts),
+                reason,
+                self._prompt_tokens,
+                self._tokens,
+                first_token_s=(self._first_s or monotonic()) - self._begun_s,
+                token_s=(self._last_s - self._first_s) / further if further > 0 else 0.0,
+                logprobs=self._logprobs,
+            )
+        )
+
+
+def _logprob(found: Any) -> TokenLogprob:
+    top = [(one.bytes or "", one.logprob) for one in found.top_logprobs]
+    return TokenLogprob(found.token, found.logprob, top)
