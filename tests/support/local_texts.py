@@ -17,7 +17,7 @@ from shoal.wire.envelope import Timing
 from shoal.wire.generation import Generated, Generation, Piece, TokenLogprob
 
 WORDS = 6
-LONG_WORDS = 20_000
+LONG_WORDS = 6_000
 PROMPT_TOKENS = 5
 TIMING = Timing(queue_s=0.001, load_s=0.0, run_s=0.002)
 

@@ -159,8 +159,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits_for: object = None
         self._waits_since_s = 0.0
         self._sends: object = None
-        self._unsent_bytes = 0
-        self._taken_bytes = 0
+        # Of answers that are sent while they grow; `_passed_bytes` of them or of a whole one had
+        # gone by `_unsent_since_s`.
+        self.streamed_bytes = 0
+        self._passed_bytes = 0
         self._unsent_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -307,21 +309,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def stalled_since(self, unsent_bytes: int, now: float) -> float:
-        """Since when its reader has taken less than `LEAST_READ_BYTES` of the same answer.
-
-        What it took shows where less is unsent than before; an answer that is sent while it grows
-        adds to that again, so it may have taken more.
-        """
-        self._taken_bytes += max(0, self._unsent_bytes - unsent_bytes)
-        fresh = not self._unsent_bytes
-        if fresh or self._sends is not self.cycle or self._taken_bytes >= LEAST_READ_BYTES:
-            self._sends, self._taken_bytes, self._unsent_since_s = self.cycle, 0, now
-        self._unsent_bytes = unsent_bytes
+        """Since when its reader has taken less than `LEAST_READ_BYTES` of the same answer."""
+        passed_bytes = self.streamed_bytes - unsent_bytes
+        if self._sends is not self.cycle or passed_bytes - self._passed_bytes >= LEAST_READ_BYTES:
+            self._sends, self._passed_bytes, self._unsent_since_s = self.cycle, passed_bytes, now
         return self._unsent_since_s
 
     def keeps_up(self) -> None:
         """Its reader has taken everything."""
-        self._unsent_bytes = 0
+        self._sends = None
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -47,7 +47,7 @@ class Protocol(BoundedProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:
-            cast("dict[str, Any]", self.scope)[SHORT_WAY] = _ShortWay(cycle)
+            cast("dict[str, Any]", self.scope)[SHORT_WAY] = _ShortWay(cycle, self)
 
     def on_response_complete(self) -> None:
         """Goes on to the next request, without a timer for a connection at rest.
@@ -77,10 +77,15 @@ class Protocol(BoundedProtocol):
 class _ShortWay:
     """`shoal.gateway.visit.ShortWay` past the messages of uvicorn's request."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_connection", "_cycle")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, connection: BoundedProtocol) -> None:
         self._cycle = cycle
+        self._connection = connection
+
+    def streamed(self, n_bytes: int) -> None:
+        """So many bytes more are sent of an answer that grows."""
+        self._connection.streamed_bytes += n_bytes
 
     def body(self) -> bytes | None:
         """The whole body; None where it has to be waited for."""

@@ -85,6 +85,8 @@ class Told:
             ]
             await visit.send({"type": "http.response.start", "status": 200, "headers": headers})
         visit.streamed_bytes += len(frames)
+        if visit.short_way is not None:
+            visit.short_way.streamed(len(frames))
         await visit.send({"type": "http.response.body", "body": frames, "more_body": True})
 
 

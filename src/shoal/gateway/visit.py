@@ -44,6 +44,9 @@ class ShortWay(Protocol):
         head: header lines that are known to be sound, with the body's length.
         """
 
+    def streamed(self, n_bytes: int) -> None:
+        """So many bytes more are sent of an answer that grows: its reader is judged by that."""
+
 
 # The key of a scope under which the server finds what to call when the connection ends.
 LEFT: Final = "shoal.left"
