@@ -34,6 +34,7 @@ from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem
 from shoal.runtimes.candle.config import config_of
 from shoal.runtimes.candle.gguf import read_fields
 from shoal.runtimes.candle.growth import Growth
+from shoal.runtimes.candle.maps import check, linear_maps
 from shoal.runtimes.candle.prompts import of_folder, of_gguf
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.interface import Capacity, Emit
@@ -58,13 +59,16 @@ class TextGenerator:
         self.capacity = Capacity(int(options.get("slots", SLOTS)), int(options.get("kv_tokens", 0)))
         weights = locate(spec, _USUAL)
         self._takes_adapters = weights.suffix != ".gguf"
+        self._maps: frozenset[str] = frozenset()
         self._defaults: dict[str, Any] = {}
         with TemporaryDirectory(prefix="shoal-candle-") as folder:
             view = Path(folder)
             # The template is applied here, so that the prompt is exactly what is counted.
             (view / "identity.jinja").write_text("{{ messages[0]['content'] }}", "utf-8")
             if self._takes_adapters:
-                self.memory_bytes = _fill(view, weights, spec)
+                parts = _fill(view, weights, spec)
+                self.memory_bytes = sum(part.stat().st_size for part in parts)
+                self._maps = linear_maps(parts)
                 self._prompts = of_folder(spec.key, weights.parent)
                 self._defaults = _defaults(weights.parent)
             else:
@@ -210,6 +214,7 @@ class TextGenerator:
 
         if not self._takes_adapters:
             raise _none_on_gguf(adapter.key)
+        check(adapter, self._maps)
         try:
             with self._calling:
                 loaded = self._engine.load_lora_adapter(
@@ -251,8 +256,8 @@ def _defaults(folder: Path) -> dict[str, Any]:
     return {name: found[name] for name in _DEFAULTS if found.get(name) is not None}
 
 
-def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
-    """Makes the folder that the engine reads; returns the bytes of the weights.
+def _fill(view: Path, weights: Path, spec: ModelSpec) -> list[Path]:
+    """Makes the folder that the engine reads; returns the files of the weights.
 
     Nothing but these files is in it: of a folder with a pickle, that is not seen. The tokenizer
     adds nothing by itself there: prompts have all that belongs to them.
@@ -275,4 +280,4 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> int:
     tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     tokenizer["post_processor"] = None
     (view / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
-    return sum(part.stat().st_size for part in parts)
+    return parts

@@ -37,6 +37,7 @@ class CandleRuntime:
     needs: ClassVar[dict[str, str]] = dict.fromkeys(
         ("candding", "tokenizers", "mistralrs", "jinja2"), _CURE
     )
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self, *, device: str, threads: int) -> None:
         if device.partition(":")[0] != "cpu":
