@@ -62,13 +62,13 @@ def test_generation_fields_travel_as_they_are(path):
         frequency_penalty=0.1,
         presence_penalty=-0.1,
         stop=["\n", "END"],
-        seed=-3,
+        seed=7,
         n=2,
         stream=True,
     )
     told = made.params.generation
     assert (told.max_tokens, told.temperature, told.top_p, told.seed, told.n, told.stream) == (
-        *(7, 0.5, 0.9, -3, 2, True),
+        *(7, 0.5, 0.9, 7, 2, True),
     )
     assert (told.frequency_penalty, told.presence_penalty, told.stop) == (0.1, -0.1, ["\n", "END"])
     assert made.task == "generate"
@@ -89,6 +89,13 @@ def test_generation_of_more_tokens_than_the_context_is_bounded_by_it(path):
         job(path, max_tokens=10**30).params.generation.max_tokens
         == CATALOG.get("writer@1").max_tokens
     )
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**63 - 1])
+def test_generation_seed_is_one_that_engines_take(seed):
+    """Every seed of OpenAI's range becomes one from 0 that leaves room for each choice's own."""
+    told = job(PLAIN, seed=seed).params.generation.seed
+    assert 0 <= told <= 2**63 - 1 - MAX_CHOICES
 
 
 def test_generation_choices_of_a_prompt_are_side_by_side():

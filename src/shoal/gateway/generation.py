@@ -27,6 +27,8 @@ MAX_STOPS_OPENAI: Final = 4
 MAX_STOP_CHARS: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_SCHEMA_BYTES: Final = 65_536
+# Engines take seeds from 0 up to 63 bits, and each further choice counts one up.
+_SEEDS: Final = 2**62
 # What stands for a logarithm of zero in an answer, as in OpenAI's.
 _LEAST_LOGPROB: Final = -9999.0
 
@@ -99,7 +101,7 @@ def generation(
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         stop=_stops(body.stop, max_stops),
-        seed=body.seed,
+        seed=None if body.seed is None else body.seed % _SEEDS,
         n=body.n or 1,
         logprobs=logprobs,
         schema=schema,

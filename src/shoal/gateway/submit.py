@@ -42,7 +42,6 @@ from shoal.wire.envelope import (
     Inputs,
     ModelState,
     Outcome,
-    Params,
     PayloadRef,
     UnreadableMessage,
     decode_outcome,
@@ -55,8 +54,6 @@ log = logging.getLogger(__name__)
 _MAX_FETCHES = 1024
 # How long a model may still load, where no worker has ever loaded it.
 _LOAD_GUESS_S = 5.0
-# Seeds of all runtimes are positive.
-_MOST_SEED = 2**63 - 1
 
 
 class Submitter:
@@ -198,7 +195,7 @@ class Submitter:
             deadline_s=job.deadline_s,
             submitted_s=now_s,
             reply=self._queue.inbox,
-            params=job.params if job.params.generation is None else _choice(job.params, index),
+            params=job.params,
             body=EMPTY if payload else msgspec.Raw(body),
             payload=payload,
             adapter=job.adapter,
@@ -303,16 +300,6 @@ class Submitter:
             await self._queue.tell("cancel", encode(Cancel(request)))
         except QueueUnavailable as error:
             log.debug("cancel: %s", error)
-
-
-def _choice(params: Params, index: int) -> Params:
-    """What the item of one continuation is told: it is a single one, with a seed of its own."""
-    asked = params.generation
-    if asked is None or (asked.n == 1 and asked.seed is None):
-        return params
-    seed = None if asked.seed is None else (asked.seed + index % asked.n) & _MOST_SEED
-    single = msgspec.structs.replace(asked, n=1, seed=seed)
-    return msgspec.structs.replace(params, generation=single)
 
 
 def _slice(inputs: Inputs, start: int, end: int) -> Inputs:
