@@ -126,7 +126,7 @@ class Dispatch:
         for item in batch.items:
             held = self._held[item.id]
             held.started_s = now_s
-            held.load_s = self._residents.load_wait_s(line.entry, held.arrived_s)
+            held.load_s = self._residents.load_wait_s(line.entry, held.submitted_s)
             self._metrics.on_wait(now_s - held.arrived_s + held.queued_s)
         sent = device.on_sent(batch.expected_s, now_s, batch.model)
         line.on_sent(batch)

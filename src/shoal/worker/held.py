@@ -45,6 +45,16 @@ class HeldItem:
     load_s: float = 0.0
     started_s: float = 0.0
 
+    @property
+    def submitted_s(self) -> float:
+        """When it was submitted, on this machine's clock of `arrived_s`."""
+        return self.arrived_s - self.queued_s
+
+    @property
+    def waited_s(self) -> float:
+        """How long it waited for its start, its model's load not counted."""
+        return max(0.0, self.started_s - self.submitted_s - self.load_s)
+
 
 class Held:
     """All items in hand. Its size is bounded by what the lines pull."""
@@ -112,13 +122,12 @@ class Held:
         item = self._items.get(item_id)
         if item is None or item.run_item is None:
             return
-        waited_s = max(0.0, item.started_s - item.arrived_s - item.load_s)
         outcome = Outcome(
             item_id,
             result=done.result,
             failures=_wire(item.failures) | _counted(done.failures, item.failures),
             tokens=sum(item.run_item.lengths),
-            timing=Timing(item.queued_s + waited_s, item.load_s, run_s),
+            timing=Timing(item.waited_s, item.load_s, run_s),
             worker=self._worker,
         )
         await self._answer(item_id, outcome)
@@ -135,8 +144,7 @@ class Held:
         item = self._items.get(item_id)
         if item is None:
             return
-        waited_s = max(0.0, item.started_s - item.arrived_s - item.load_s)
-        timing = Timing(item.queued_s + waited_s, item.load_s, monotonic() - item.started_s)
+        timing = Timing(item.waited_s, item.load_s, monotonic() - item.started_s)
         outcome = Outcome(item_id, piece=piece, at=at, timing=timing, worker=self._worker)
         await self._queue.reply(item.envelope.reply, encode(outcome))
 

@@ -186,7 +186,7 @@ class Picture:
             load_s=size.load_s,
             measured=size.measured,
             waiting=self._waiting(key),
-            waited_s=self.demand.waited_s(key),
+            waited_s=self._waited_s(entry),
             backlog_s=self.backlog_s(entry),
             pinned=pinned,
             min_copies=least,
@@ -212,6 +212,12 @@ class Picture:
         if size_bytes <= DOUBTED * most_bytes:
             size_bytes = min(size_bytes, most_bytes)
         return _Size(size_bytes, load_s, measured=sizes.is_corrected(entry))
+
+    def _waited_s(self, entry: Entry) -> float:
+        """How long items have waited for a copy; texts of a loaded generator wait for a slot."""
+        if entry.generates and self.residents.holders(entry):
+            return 0.0
+        return self.demand.waited_s(entry.key)
 
     def _waiting(self, key: str) -> int:
         """Items that wait or run, here or at the broker."""

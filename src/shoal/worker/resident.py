@@ -158,10 +158,10 @@ class Residents:
         fetch = self._fetches.under_way.get(entry.key)
         return [*loads, fetch] if fetch is not None else loads
 
-    def load_wait_s(self, entry: Entry, arrived_s: float) -> float:
-        """How much of an item's wait since `arrived_s` was the model's load."""
+    def load_wait_s(self, entry: Entry, since_s: float) -> float:
+        """How much of an item's wait since `since_s` was the model's load."""
         times = self._times.get(entry.key)
-        return max(0.0, times.ended_s - max(arrived_s, times.begun_s)) if times else 0.0
+        return max(0.0, times.ended_s - max(since_s, times.begun_s)) if times else 0.0
 
     def free(self, now_s: float) -> list[Device]:
         """The devices that can take a batch now."""

@@ -140,6 +140,7 @@ class Streams:
                 await self._drop_hopeless(model)
                 await self._end_hanging(model)
                 self._fill(model)
+                self._offer(model)
 
     def _look_at_copies(self, model: _Model) -> None:
         """Takes over what has been loaded and what is gone."""
@@ -173,6 +174,12 @@ class Streams:
                 model.alone.add(name)
             self._begin(model, item, self._residents.device(name))
 
+    def _offer(self, model: _Model) -> None:
+        """Lets the model's lines pull, where a slot has become free."""
+        for rule in self._lanes:
+            if line := self._lines.get((model.entry.key, rule.name)):
+                self.on_room(line)
+
     def _open(self, model: _Model, *, alone: bool) -> dict[str, bool]:
         """Which copies may get a text; one that runs alone needs an empty one to itself."""
         key = model.entry.key
@@ -195,7 +202,7 @@ class Streams:
     def _begin(self, model: _Model, item: Item, device: Device) -> None:
         now_s, held = monotonic(), self._held[item.id]
         held.started_s = now_s
-        held.load_s = self._residents.load_wait_s(model.entry, held.arrived_s)
+        held.load_s = self._residents.load_wait_s(model.entry, held.submitted_s)
         self._metrics.on_wait(now_s - held.arrived_s + held.queued_s)
         loaded = model.copies[device.name]
         if not loaded.texts:
@@ -234,9 +241,7 @@ class Streams:
                 model.slots.give(item.id)
             await pieces.close(flush=ended is not None)
             self._fill(model)
-            for rule in self._lanes:
-                if line := self._lines.get((model.entry.key, rule.name)):
-                    self.on_room(line)
+            self._offer(model)
         if ended is not None:
             await self._answer(model.entry, item, ended, pieces, now_s - begun_s)
 
