@@ -20,7 +20,14 @@ from shoal.clock import monotonic
 from shoal.core.lanes import LaneRule
 from shoal.core.slots import Slots, Text
 from shoal.core.types import Item, Lane
-from shoal.errors import Bug, DeadlineExceeded, QueueUnavailable, RuntimeCrashed, ShoalError
+from shoal.errors import (
+    Bug,
+    CallerError,
+    DeadlineExceeded,
+    QueueUnavailable,
+    RuntimeCrashed,
+    ShoalError,
+)
 from shoal.ipc.messages import ItemDone
 from shoal.wire.envelope import Result, encode
 from shoal.wire.generation import Generated, Piece, pack
@@ -281,7 +288,8 @@ class Streams:
             result = msgspec.Raw(encode(Result(records=[pack(ended)])))
             await self._held.succeed(ItemDone(item.id, result), took_s)
         else:
-            log.warning("a text of %s failed: %s", entry.key, ended)
+            level = logging.DEBUG if isinstance(ended, CallerError) else logging.WARNING
+            log.log(level, "a text of %s failed: %s", entry.key, ended)
             # What was sent cannot be taken back, and another attempt would say something else.
             await self._held.fail(item.id, ended, again=not pieces.sent)
 
