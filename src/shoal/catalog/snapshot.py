@@ -7,12 +7,15 @@ catalog is another Snapshot. Does not own files (`load`) or weights (`resolve`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.core.spelling import did_you_mean
 from shoal.errors import CatalogError, UnknownModel
+
+MAX_COMPARED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +94,18 @@ class Snapshot:
             known = [n for e in self.entries for n in (e.id, *e.aliases)]
             guess = did_you_mean(base, known, max_names=3)
             return f"unknown model `{_short(name)}`{guess or '; /v1/models lists the models'}"
-        names = list(self._adapter_names(entry))
+        names = [adapter.name for adapter in self.adapters if adapter.base == entry.id]
         if not names:
             there = f"there is `{entry.id}@{entry.revision}`"
             return f"model `{base}` has no revision `{_short(rest)}`; {there}"
-        guess = did_you_mean(rest[:128].removeprefix(f"{entry.revision}@"), names, max_names=3)
+        wrong = rest[:128].removeprefix(f"{entry.revision}@")
+        place = bisect(names, wrong)  # of thousands, only those that stand near it are compared
+        near = names[max(0, place - MAX_COMPARED // 2) :][:MAX_COMPARED]
+        guess = did_you_mean(wrong, near, max_names=3)
         return (
             f"model `{base}` has no adapter or revision `{_short(rest)}`"
             f"{guess or f'; /v1/models lists its {len(names)} adapters'}"
         )
-
-    def _adapter_names(self, entry: Entry) -> Iterator[str]:
-        return (adapter.name for adapter in self.adapters if adapter.base == entry.id)
 
 
 def _short(name: str) -> str:

@@ -34,7 +34,13 @@ from shoal.cli.models_cluster import Shelved, hear_all, named, read_shelf
 from shoal.cli.models_entry import located
 from shoal.cli.models_list import TABLE_WIDTH, duration
 from shoal.cli.reach import Reach, opened
-from shoal.errors import CatalogError, ModelUnavailable, SettingsError, WeightsMissing
+from shoal.errors import (
+    CatalogError,
+    ModelUnavailable,
+    RuntimeUnavailable,
+    SettingsError,
+    WeightsMissing,
+)
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.adapters import read_adapter
 from shoal.runtimes.checkpoint import read_header
@@ -92,7 +98,7 @@ def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
         raise SettingsError(f"`{wish.name}`: an adapter is named BASE@NAME, by its model first")
     base = named(catalog, model)
     runtimes = [base.runtime, *(other.runtime for other in base.alternatives)]
-    if not any(adapts(runtime) for runtime in runtimes):
+    if not any(_may_adapt(runtime) for runtime in runtimes):
         raise CatalogError(
             f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters; another entry "
             "of it could run on torch"
@@ -117,6 +123,13 @@ def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
     except WeightsMissing as error:
         return adapter, [f"its files cannot be looked at from here: {error.message}"]
     return _looked_at(adapter, folder, base, wish)
+
+
+def _may_adapt(runtime: str) -> bool:
+    try:
+        return adapts(runtime)
+    except RuntimeUnavailable:  # it is not here, and the workers may have it
+        return True
 
 
 def _digest(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -258,21 +258,23 @@ class Adapters:
         self, copy: _Copy, keys: Iterable[str]
     ) -> tuple[dict[str, AdapterSpec], Faults]:
         """What the runtime is told of those that are to be loaded, their files compared."""
-        specs: dict[str, AdapterSpec] = {}
         faults: Faults = {}
-        for key in keys:
-            if key in copy.adapters.here:
-                continue
+        adapters: list[Adapter] = []
+        for key in (key for key in keys if key not in copy.adapters.here):
             adapter, fault = self._known(key), self._fault(key)
             if adapter is None or fault is not None:
                 faults[key] = fault or _unknown(key)
-                continue
-            try:
-                folder = await asyncio.to_thread(adapter_folder, adapter, self._cache_dir)
-            except ShoalError as error:
-                faults[key] = self._on_fault(key, error)
             else:
-                specs[key] = AdapterSpec(key, str(folder))
+                adapters.append(adapter)
+        if not adapters:
+            return {}, faults
+        folders = await asyncio.to_thread(_folders, adapters, self._cache_dir)
+        specs: dict[str, AdapterSpec] = {}
+        for adapter, folder in zip(adapters, folders, strict=True):
+            if isinstance(folder, ShoalError):
+                faults[adapter.key] = self._on_fault(adapter.key, folder)
+            else:
+                specs[adapter.key] = AdapterSpec(adapter.key, str(folder))
         return specs, faults
 
     async def _move(
@@ -284,32 +286,30 @@ class Adapters:
         specs: dict[str, AdapterSpec],
     ) -> Faults:
         await self._unload(copy, entry, connection, moves.unload)
+        calls = (connection.load_adapter(entry.key, specs[key]) for key in moves.load)
+        ended = await asyncio.gather(*calls, return_exceptions=True)
         faults: Faults = {}
-        for key in moves.load:
-            try:
-                loaded = await connection.load_adapter(entry.key, specs[key])
-            except RuntimeCrashed:
-                raise
-            except (Bug, OutOfMemory) as error:  # whatever it is, no item of it is the culprit
-                faults[key] = self._on_fault(key, ModelUnavailable(error.message))
-                continue
-            except ShoalError as error:
-                faults[key] = self._on_fault(key, error)
-                continue
-            copy.adapters.add(key, loaded.memory_bytes, monotonic())
-            copy.loaded.size_bytes += loaded.memory_bytes
-            log.info(
-                "loaded adapter %s in %.0f ms, %.1f MiB",
-                *(key, loaded.load_s * 1e3, loaded.memory_bytes / 2**20),
-            )
+        for key, loaded in zip(moves.load, ended, strict=True):
+            if isinstance(loaded, Bug | OutOfMemory):  # whatever it is, no item is the culprit
+                faults[key] = self._on_fault(key, ModelUnavailable(loaded.message))
+            elif isinstance(loaded, ShoalError) and not isinstance(loaded, RuntimeCrashed):
+                faults[key] = self._on_fault(key, loaded)
+            elif isinstance(loaded, BaseException):
+                raise loaded
+            else:
+                copy.adapters.add(key, loaded.memory_bytes, monotonic())
+                copy.loaded.size_bytes += loaded.memory_bytes
+        if moves.load:
+            log.info("loaded %d adapters beside %s", len(moves.load) - len(faults), entry.key)
         return faults
 
     async def _unload(
         self, copy: _Copy, entry: Entry, connection: RuntimeConnection, keys: Iterable[str]
     ) -> None:
-        for key in keys:
+        gone = list(keys)
+        for key in gone:
             copy.loaded.size_bytes -= copy.adapters.drop(key)
-            await connection.unload_adapter(entry.key, key)
+        await asyncio.gather(*(connection.unload_adapter(entry.key, key) for key in gone))
 
     # --- the catalog, and what others see
 
@@ -368,6 +368,17 @@ class Adapters:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _folders(adapters: Sequence[Adapter], cache_dir: Path) -> list[Path | ShoalError]:
+    """Where the files of each lie, or why not. Runs in a thread."""
+    found: list[Path | ShoalError] = []
+    for adapter in adapters:
+        try:
+            found.append(adapter_folder(adapter, cache_dir))
+        except ShoalError as error:
+            found.append(error)
+    return found
 
 
 def _unknown(key: str) -> UnknownModel:
