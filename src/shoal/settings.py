@@ -246,6 +246,15 @@ def runtime_environment(threads: int, given: Mapping[str, str] | None = None) ->
     return dict(os.environ if given is None else given) | dict.fromkeys(pools, str(threads))
 
 
+def let_threads_sleep() -> None:
+    """Has threads of linear algebra sleep while they wait, unless the environment says otherwise.
+
+    By default they turn in place, which on cores that others use as well takes several times the
+    work itself. It is read when such a library is first imported, so this comes before.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def child_environment(
     settings: ServeSettings, kind: type[GatewaySettings | WorkerSettings], **more: str
 ) -> dict[str, str]:
