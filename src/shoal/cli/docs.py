@@ -47,6 +47,7 @@ COMMANDS = (
     ("lora", "add"),
     ("lora", "list"),
     ("lora", "remove"),
+    ("lora", "train"),
     ("bundles",),
     ("bundles", "list"),
     ("bundles", "build"),

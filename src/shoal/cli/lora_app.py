@@ -6,11 +6,12 @@ it runs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.options import DataDir, Pool, Url
+from shoal.cli.options import CatalogFolder, DataDir, Pool, Url
 
 lora_app = typer.Typer(
     help="See and change the LoRA adapters of a running cluster.", no_args_is_help=True
@@ -87,3 +88,52 @@ def remove(
     from shoal.cli.reach import Reach
 
     raise typer.Exit(change(Reach(nats_url, pool, data_dir), names, dry_run=dry_run))
+
+
+@lora_app.command("train")
+def train_(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Embedder of the catalog.")],
+    pairs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PAIRS",
+            help="Texts that belong together: .jsonl, .csv or .tsv with `anchor`, `positive` and, "
+            "for texts that only look so, `negative`.",
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder to be made for the adapter.")],
+    rank: Annotated[int, typer.Option(min=1, max=256, help="Rank of the adapter.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Times each pair is seen.")] = 3,
+    batch_size: Annotated[
+        int, typer.Option(min=2, max=1024, help="Pairs of a step; each is told from the others.")
+    ] = 32,
+    rate: Annotated[
+        float, typer.Option("--lr", min=1e-7, max=1.0, help="Learning rate, at its highest.")
+    ] = 5e-4,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="End after so long, with the best state.")
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option(min=0.01, max=0.9, help="Share of the pairs that is measured with.")
+    ] = 0.2,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are longer than the model takes.")
+    ] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0.0, help="Of this machine; the cost is shown.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    accept_worse: Annotated[
+        bool, typer.Option("--accept-worse", help="Write an adapter that is no better, too.")
+    ] = False,
+    catalog: CatalogFolder = None,
+) -> None:
+    """Train an adapter of an embedder on pairs of texts; needs `shoal[torch,train]`."""
+    from shoal.cli.lora_train import Wish, train
+    from shoal.train.loop import Plan
+
+    limit_s = None if max_minutes is None else 60 * max_minutes
+    plan = Plan(epochs, batch_size, rate, seed, limit_s, truncate)
+    wish = Wish(base, pairs, out, catalog, rank, held_out, price_per_hour, accept_worse)
+    raise typer.Exit(train(wish, plan))
