@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.contract.speakers import Speaker
+from tests.contract.small import continued, shapes, small_llama
+from tests.contract.speakers import Speaker, speaker
 from tests.contract.subjects import TEXTS, Subject, subject
 from tests.support.runtime_models import MINILM, ids_of, package_path
 
@@ -44,10 +45,14 @@ class Adaptable:
     reference: Callable[[Path], list[Any]] | None = None
 
 
-def adaptable(runtime: str) -> Adaptable:
-    """What a runtime is checked with. Skips where a package with weights is missing."""
+def adaptable(runtime: str, folder: Path) -> Adaptable:
+    """What a runtime is checked with; models that are made lie in the folder.
+
+    Skips where a package with weights is missing.
+    """
     return {
         "null": lambda: Adaptable(subject("null"), _nothing),
+        "candle": lambda: _candle(folder / "small-llama"),
         "torch": lambda: Adaptable(subject("torch"), _of_minilm, _by_peft),
     }[runtime]()
 
@@ -57,17 +62,26 @@ def _nothing(folder: Path) -> Folders:
     return Folders([folder / name for name in "abc"], {"broken": folder / "broken"})
 
 
+def _candle(folder: Path) -> Adaptable:
+    """A small Llama: the adapters of the demo catalog's generator would need its safetensors."""
+    prompts = ["once upon a time", "abc", "a shoal is a group of fish", "who", "are you", "there"]
+    about = replace(speaker("candle"), entry=small_llama(folder, "candle"), prompts=prompts)
+    return Adaptable(
+        about,
+        lambda place: made(shapes(), "CAUSAL_LM", place),
+        lambda adapter: continued(folder, prompts[:2], about.tokens, adapter),
+    )
+
+
 def _of_minilm(folder: Path) -> Folders:
     """Adapters of the queries and values of MiniLM's attention, and of what is behind it."""
-    shapes = {}
+    layers = {}
     for at in range(6):
         layer = f"encoder.layer.{at}"
-        shapes[f"{layer}.attention.self.query"] = shapes[f"{layer}.attention.self.value"] = (
-            384,
-            384,
-        )
-        shapes[f"{layer}.output.dense"] = (1536, 384)
-    return made(shapes, "FEATURE_EXTRACTION", folder)
+        layers[f"{layer}.attention.self.query"] = (384, 384)
+        layers[f"{layer}.attention.self.value"] = (384, 384)
+        layers[f"{layer}.output.dense"] = (1536, 384)
+    return made(layers, "FEATURE_EXTRACTION", folder)
 
 
 def _by_peft(adapter: Path) -> list[list[np.ndarray]]:
@@ -89,18 +103,18 @@ def _by_peft(adapter: Path) -> list[list[np.ndarray]]:
     return found
 
 
-def made(shapes: Mapping[str, tuple[int, int]], task: str, folder: Path) -> Folders:
+def made(layers: Mapping[str, tuple[int, int]], task: str, folder: Path) -> Folders:
     """Three adapters of a model, and four folders that are none.
 
-    shapes: length of what goes in and of what comes out of each layer, by its path in the model.
+    layers: length of what goes in and of what comes out of each layer, by its path in the model.
     task: as PEFT names it.
     """
-    fits = [_adapter(folder / f"fits-{seed}", shapes, task, seed) for seed in range(3)]
-    wider = {layer: (n_in + 8, n_out + 8) for layer, (n_in, n_out) in shapes.items()}
+    fits = [_adapter(folder / f"fits-{seed}", layers, task, seed) for seed in range(3)]
+    wider = {layer: (n_in + 8, n_out + 8) for layer, (n_in, n_out) in layers.items()}
     broken = {
         "another base": _adapter(folder / "another-base", wider, task, 0),
-        "half a file": _adapter(folder / "half-a-file", shapes, task, 0),
-        "half the layers": _adapter(folder / "half-the-layers", shapes, task, 0, half=True),
+        "half a file": _adapter(folder / "half-a-file", layers, task, 0),
+        "half a pair": _adapter(folder / "half-a-pair", layers, task, 0, half=True),
         "no file": folder / "nowhere",
     }
     weights = broken["half a file"] / WEIGHTS
@@ -110,7 +124,7 @@ def made(shapes: Mapping[str, tuple[int, int]], task: str, folder: Path) -> Fold
 
 def _adapter(
     folder: Path,
-    shapes: Mapping[str, tuple[int, int]],
+    layers: Mapping[str, tuple[int, int]],
     task: str,
     seed: int,
     *,
@@ -119,7 +133,7 @@ def _adapter(
     """An adapter. half: each layer lacks the second of its two matrices."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
-    for layer, (n_in, n_out) in shapes.items():
+    for layer, (n_in, n_out) in layers.items():
         name = f"base_model.model.{layer}"
         tensors[f"{name}.lora_A.weight"] = _random(rng, RANK, n_in)
         if not half:
@@ -138,7 +152,7 @@ def _adapter(
         "use_rslora": False,
         "use_dora": False,
         "inference_mode": True,
-        "target_modules": sorted(shapes),
+        "target_modules": sorted(layers),
         "modules_to_save": None,
         "rank_pattern": {},
         "alpha_pattern": {},

@@ -57,4 +57,5 @@ def speaking(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def adapted(request, tmp_path_factory):
     """A running process of the runtime, with a model loaded that takes adapters."""
-    yield from _running(Adapted(adaptable(request.param), tmp_path_factory.mktemp("adapted")))
+    folder = tmp_path_factory.mktemp("adapted")
+    yield from _running(Adapted(adaptable(request.param, folder), folder))

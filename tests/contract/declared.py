@@ -14,8 +14,8 @@ BATCHES, GENERATION, ADAPTERS = "batches", "generation", "adapters"
 
 GROUPS = {
     BATCHES: ("onnx", "torch", "candle", "files", "whisper", "spacy", "null"),
-    GENERATION: ("null",),
-    ADAPTERS: ("torch", "null"),
+    GENERATION: ("candle", "null"),
+    ADAPTERS: ("torch", "candle", "null"),
 }
 # The fixture that has the process of a group.
 FIXTURES = {"hosted": BATCHES, "speaking": GENERATION, "adapted": ADAPTERS}
@@ -46,13 +46,16 @@ UNSUPPORTED: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     GENERATION: {
+        "candle": {
+            "seeds": "its random numbers cannot be seeded on CPUs; a seed with chance is refused",
+        },
         "null": {
             "generated_parity": "its words mean nothing",
             "schema": "cannot keep to a schema",
             "generator_broken_load": "opens no file",
         },
     },
-    ADAPTERS: {"torch": {}, "null": {"adapter_parity": "its answers mean nothing"}},
+    ADAPTERS: {"torch": {}, "candle": {}, "null": {"adapter_parity": "its answers mean nothing"}},
 }
 
 
@@ -65,4 +68,6 @@ def about(item: Any) -> tuple[str, str] | None:
     """The group and the runtime that a test is of; None for a test of something else."""
     call = getattr(item, "callspec", None)
     params = call.params if call is not None else {}
-    return next(((FIXTURES[name], params[name]) for name in FIXTURES if name in params), None)
+    return next(
+        ((FIXTURES[name], params[name]) for name in FIXTURES if params.get(name) in RUNTIMES), None
+    )

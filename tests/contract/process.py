@@ -36,7 +36,7 @@ class Process:
         self.folder = folder
         self._loop = asyncio.Runner()
         self._process: RuntimeProcess | None = None
-        self._shelf = Shelf(folder / "bundles", read())
+        self._shelf = Shelf(folder.parent / "bundles", read())  # built once for all processes
 
     def start(self) -> None:
         """Starts it."""

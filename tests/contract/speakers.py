@@ -6,11 +6,17 @@ Owns the prompts and the references. Makes no call and holds no claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from shoal.catalog.schema import Entry
 from shoal.ipc.messages import RunItem
-from shoal.wire.generation import ChatMessage
+from shoal.wire.envelope import Params
+from shoal.wire.generation import ChatMessage, Generation
+from tests.contract.small import small_llama
+from tests.contract.subjects import demo
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +25,8 @@ class Speaker:
 
     prompts: of unlike lengths; each is continued for `tokens` tokens at least. poison: an item that
     the runtime itself has to refuse. chat: a conversation, and the prompt that the model's template
-    makes of it. weights: the file whose second half goes missing. reference: what the makers' own
-    code says to `prompts`, with no chance, in `tokens` tokens.
+    makes of it. weights: the file whose second half goes missing. exact: makes a model in a folder
+    of which the runtime has to say what the makers' own code says.
     """
 
     runtime: str
@@ -30,16 +36,39 @@ class Speaker:
     chat: tuple[list[ChatMessage], str]
     tokens: int = 16
     weights: str = ""
-    reference: Callable[[], list[str]] | None = None
-    schema: str = field(
-        default='{"type":"object","properties":{"city":{"type":"string","maxLength":12}},'
-        '"required":["city"],"additionalProperties":false}'
-    )
+    exact: Callable[[Path], Entry] | None = None
 
 
 def speaker(runtime: str) -> Speaker:
     """What a runtime is checked with. Skips where a package with weights is missing."""
-    return {"null": _null}[runtime]()
+    return {"candle": _candle, "null": _null}[runtime]()
+
+
+def _candle() -> Speaker:
+    """SmolLM2, of which four texts grow at once."""
+    entry = demo("smollm2-135m-instruct")
+    chat = [ChatMessage("system", "Be brief."), ChatMessage("user", "Who are you?")]
+    rendered = "".join(f"<|im_start|>{one.role}\n{one.content}<|im_end|>\n" for one in chat)
+    return Speaker(
+        "candle",
+        replace(entry, options=entry.options | {"slots": 4}),
+        prompts=[
+            "Once upon a time, there was a little fish who",
+            "The capital of France is",
+            "1, 2, 3, 4,",
+            "Dear Sir or Madam, " + "I write to you about the shoal in the harbour. " * 6 + "It",
+            "def add(a, b):",
+        ],
+        poison=RunItem(
+            *("i", "generate", [1]),
+            texts=["a"],
+            params=Params(generation=Generation(schema='{"type":"nothing"}')),
+        ),
+        chat=(chat, f"{rendered}<|im_start|>assistant\n"),
+        tokens=10,
+        weights="SmolLM2-135M-Instruct.Q4_1.gguf",
+        exact=lambda folder: small_llama(folder, "candle"),
+    )
 
 
 def _null() -> Speaker:

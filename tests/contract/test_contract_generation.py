@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -17,13 +18,15 @@ from msgspec import structs
 from shoal.errors import CallerError, InputTooLong, ModelUnavailable, ShoalError
 from shoal.ipc.messages import Failed, Finished, Grown, RunItem
 from tests.contract.process import Process
+from tests.contract.small import continued
 from tests.contract.speaking import Said, Speaking
 from tests.contract.tainted import damaged
 
 pytestmark = pytest.mark.slow
 
-LONG_TOKENS = 96
+LONG_TOKENS = 40
 SEEDS = range(4)
+ENUM = ("shoal", "flock")
 
 
 def test_contract_capacity(speaking: Speaking):
@@ -37,10 +40,19 @@ def test_contract_capacity(speaking: Speaking):
     assert set(speaking.memory().models) == {key}
 
 
-def test_contract_generated_parity(speaking: Speaking):
+def test_contract_generated_parity(speaking: Speaking, tmp_path):
     """Without chance, it says what the makers' own code says with the same weights."""
-    expected = speaking.subject.reference()
-    assert [speaking.alone[prompt].text for prompt in speaking.subject.prompts] == expected
+    subject = speaking.subject
+    exact = subject.exact(tmp_path / "exact")
+    other = Speaking(replace(subject, entry=exact), speaking.folder)
+    other.start()
+    try:
+        said = other.say(*map(other.item, subject.prompts))
+    finally:
+        other.leave()
+    expected = continued(tmp_path / "exact", subject.prompts, subject.tokens)
+    assert [one.text for one in said] == expected
+    assert len(set(expected)) == len(expected)
 
 
 def test_contract_streaming(speaking: Speaking):
@@ -115,7 +127,8 @@ def test_contract_logprobs(speaking: Speaking):
     (said,) = speaking.say(speaking.item(prompt, stream=True, logprobs=1))
     told = said.generated
     assert len(told.logprobs) == told.tokens
-    assert "".join(one.token for one in told.logprobs) == said.text
+    tokens = "".join(one.token for one in told.logprobs)
+    assert tokens.lstrip() == said.text.lstrip()  # an engine may begin a text without its space
     assert [one for piece in said.pieces for one in piece.logprobs] == told.logprobs
     for one in told.logprobs:
         assert one.logprob <= 0
@@ -126,16 +139,13 @@ def test_contract_logprobs(speaking: Speaking):
 
 def test_contract_schema(speaking: Speaking):
     """With a JSON schema, the text is JSON that fits it; one that is no schema is refused."""
-    (said,) = speaking.say(
-        speaking.item(
-            speaking.subject.prompts[0], schema=speaking.subject.schema, max_tokens=LONG_TOKENS
-        )
+    prompt, schema = speaking.subject.prompts[0], json.dumps({"enum": list(ENUM)})
+    said, refused = speaking.say(
+        speaking.item(prompt, schema=schema, max_tokens=LONG_TOKENS),
+        speaking.item(prompt, schema='{"type":"nothing"}'),
     )
     assert said.generated.finish_reason == "stop"
-    assert list(json.loads(said.text)) == ["city"]
-    (refused,) = speaking.say(
-        speaking.item(speaking.subject.prompts[0], schema='{"type":"nothing"}')
-    )
+    assert json.loads(said.text) in ENUM
     assert isinstance(refused.whole, CallerError)
     assert refused.whole.param == "schema"
 
@@ -201,7 +211,7 @@ def test_contract_cancellation(speaking: Speaking):
     assert heard.index(new[0]) < min(heard.index(answers[-1]) for answers in others)
     assert late.text == speaking.alone[prompts[0]].text
     for one, prompt in zip(said[1:], prompts[1:], strict=True):
-        assert one.generated.tokens == LONG_TOKENS
+        assert one.generated.tokens == LONG_TOKENS or one.generated.finish_reason == "stop"
         assert one.text.startswith(speaking.alone[prompt].text)
 
 
