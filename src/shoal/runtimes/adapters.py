@@ -74,15 +74,19 @@ class AdapterConfig:
         if not isinstance(values, dict):
             raise ModelUnavailable(f"{where}: {CONFIG} is no JSON object")
         config = cls(values, where)
-        kind = values.get("peft_type")
-        if kind != "LORA":
-            raise config.refused(f"peft_type is {kind!r}; LORA is supported")
-        for name in _BEYOND:
-            if values.get(name):
-                raise config.refused(f"{name} is not supported")
-        if values.get("bias", "none") != "none":
-            raise config.refused(f"bias {values['bias']!r} is not supported, only 'none'")
+        config.check()
         return config
+
+    def check(self) -> None:
+        """Raises `ModelUnavailable` for what is no plain LoRA."""
+        kind, bias = self.values.get("peft_type"), self.values.get("bias", "none")
+        if kind != "LORA":
+            raise self.refused(f"peft_type is {kind!r}; LORA is supported")
+        for name in _BEYOND:
+            if self.values.get(name):
+                raise self.refused(f"{name} is not supported")
+        if bias != "none":
+            raise self.refused(f"bias {bias!r} is not supported, only 'none'")
 
     def refused(self, why: str) -> ModelUnavailable:
         """The error that says what of this config cannot be served."""
@@ -141,18 +145,18 @@ class AdapterConfig:
             return True
         named = self.values.get("layers_pattern") or []
         patterns = named if isinstance(named, list) else [named]
-        forms = [rf"(?:^|.*?\.){pattern}\.(\d+)\." for pattern in patterns]
+        forms = [rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\." for pattern in patterns]
         # Without a pattern, the first number in the name that is not at its very beginning.
-        for form in forms or [r".*?\.[^.]*\.(\d+)\."]:
+        for form in forms or [r".*?\.[^.]*\.(?P<layer>\d+)\."]:
             found = self._match(re.match, form, module)
             if found:
-                return int(found[1]) in (chosen if isinstance(chosen, list) else [chosen])
+                return int(found["layer"]) in (chosen if isinstance(chosen, list) else [chosen])
         return False
 
     def _match(self, how: Any, pattern: str, module: str) -> re.Match[str] | None:
         try:
             found: re.Match[str] | None = how(pattern, module)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise self.refused(f"{pattern!r} is no pattern: {error}") from error
         return found
 

@@ -1,7 +1,9 @@
 """LoRA adapters of a loaded network: which of its maps each pair belongs to, and adding the pairs.
 
 The rows of one adapter lie side by side, so that what it adds is two small products over a stretch
-of rows, into the numbers that one product of the base has made for the whole batch. Owns finding
+of rows, into the numbers that one product of the base has made for the whole batch. Gathering rows
+costs two to three times as much on top of the base, and one product of all adapters with a mask
+grows with their number. Owns finding
 the map of every module that an adapter names (parts of fused matrices take their rows of the pair's
 second half), the checks against the network, and that addition. Does not own reading a folder
 (`shoal.runtimes.adapters`) or the network.
@@ -171,5 +173,7 @@ def _on_device(
             f"{file.config.where}: {stored} is made for a map of {have}, the model's is {want}: "
             "the adapter is of another base"
         )
-    a, b = (torch.from_numpy(half).to(device, dtype) for half in (pair.a, pair.b))
-    return Halves(a, b)
+    halves = Halves(*(torch.from_numpy(half).to(device, dtype) for half in (pair.a, pair.b)))
+    if not all(bool(half.isfinite().all()) for half in halves):
+        raise ModelUnavailable(f"{file.config.where}: {stored} has numbers too large for {dtype}")
+    return halves
