@@ -134,6 +134,16 @@ def test_client_streams_parts_as_they_grow(client):
     assert took_s - first_s > 0.3  # of the 0.6 s that sixty words take
 
 
+def test_client_with_keys_for_all_calls_streams_without_one(client, url):
+    """Streams take no `Idempotency-Key`: a client that has one for every call leaves it out."""
+    with type(client)(url, idempotency_key="auto") as keyed:
+        with keyed.chat_stream("keyed", "words") as growing:
+            assert "".join(growing) == words("user: keyed", 8)
+        assert keyed.chat("keyed", "words") == growing.generated
+        with pytest.raises(InvalidRequest):
+            keyed.chat_stream("keyed", "words", idempotency_key="mine")
+
+
 def test_client_that_leaves_a_text_frees_its_slot(client):
     """Left early, a text of twenty seconds makes room for the next at once."""
     for _ in range(2):

@@ -301,6 +301,8 @@ class Core:
         if "stop" in how:
             how["stop"] = list(how["stop"])
         others = {name: value for name, value in options.items() if name not in how}
+        if "stream" in body:  # a stream cannot be kept for a retry
+            others = {"idempotency_key": None} | others
         return self._post("/v1/generate", body | how, parse, others)
 
     def _post(self, path: str, body: dict[str, Any], parse: Any, options: Any) -> Call[Any]:
