@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shoal.catalog.change import Record, difference, encode_record, shelf_key
 from shoal.catalog.follow import Following
 from shoal.catalog.load import load
-from shoal.catalog.schema import Entry, Output
+from shoal.catalog.schema import Adapter, Entry, Output
 from shoal.catalog.seed import join, mirror, read_records, write
 from shoal.errors import CatalogError
 from shoal.queue.interface import QueueLimits
@@ -157,6 +157,42 @@ def test_catalog_remembers_what_was_replaced(shelves):
             for following in (early, late):
                 assert [e.key for e in following.retired("default")] == ["e@1", "b@1", "a@1"]
                 assert following.retired("other") == []
+
+    run(main())
+
+
+def test_catalog_knows_adapters_by_key_and_remembers_replaced_ones(shelves, monkeypatch):
+    """An adapter's key is known while it is there, and for a while after; so are late comers.
+
+    One whose model is not there is a fault until the model comes.
+    """
+
+    def _adapter(**more):
+        return Adapter(name="x", base="a", source="file:///x", **more)
+
+    async def main():
+        async with shelves() as (a, b):
+            await _put(a, _adapter())
+            early, _ = await _following(a)
+            assert "no model of the catalog has the id `a`" in early.faults["a=40x"]
+            await _put(a, _entry("a"))
+            await until(lambda: early.has_adapters("a"), 1)
+            assert not early.faults
+            assert early.adapter("a@x@1") == _adapter()
+            await _put(a, _adapter(revision="2"))
+            await until(lambda: early.adapter("a@x@2"), 1)
+            late, _ = await _following(b)
+            await late.recall()
+            for following in (early, late):
+                assert following.snapshot.find("a@x").adapter.revision == "2"
+                assert following.adapter("a@x@1") == _adapter()
+                assert following.adapter("a@x@3") is None
+                assert following.retired("default") == []
+            await a.remove("a=40x")
+            await until(lambda: not (early.has_adapters("a") or late.has_adapters("a")), 1)
+            assert early.adapter("a@x@2") is not None
+            monkeypatch.setattr("shoal.catalog.follow.RETIRED_S", 0.0)
+            assert early.adapter("a@x@2") is None
 
     run(main())
 

@@ -15,10 +15,11 @@ from shoal.catalog.change import (
     encode_record,
     not_live,
     refusals,
+    shelf_id,
     shelf_key,
 )
 from shoal.catalog.load import load
-from shoal.catalog.schema import Entry, Output, Profile
+from shoal.catalog.schema import Adapter, Entry, Output, Profile
 from shoal.errors import CatalogError
 
 
@@ -158,3 +159,48 @@ def test_clash_leaves_out_the_later_one_only():
     assert list(clashes(entries)) == ["b", "c"]
     assert "`a` is taken by `a`" in clashes(entries)["b"]
     assert clashes(entries[::2]) == {}
+
+
+def _adapter(name="x", base="a", **more):
+    return Adapter(name=name, base=base, source="file:///x", **more)
+
+
+def test_record_of_an_adapter_stands_under_its_own_key():
+    """It comes back as it was, its key is none that a model has, and it is checked like one."""
+    adapter = _adapter("X.1", base="org/a.b", digests={"adapter_config.json": "0" * 64})
+    key = shelf_key(adapter.id)
+    assert key == "org/a=2Eb=40X=2E1"
+    assert shelf_id(key) == adapter.id == "org/a.b@X.1"
+    data = encode_record(Record(adapter, "command"))
+    assert decode_record(key, data) == Record(adapter, "command")
+    with pytest.raises(CatalogError, match="`tasks` is missing"):
+        decode_record(shelf_key("a"), data)
+    with pytest.raises(CatalogError, match="key of another entry"):
+        decode_record(shelf_key("a@x"), data)
+    strange = encode_record(Record(_adapter(digests={"model.bin": "0" * 64}), "command"))
+    with pytest.raises(CatalogError, match=r"`model\.bin` is none of adapter_config\.json"):
+        decode_record(shelf_key("a@x"), strange)
+
+
+def test_adapter_needs_its_model_and_a_name_of_its_own():
+    """One of no model, or with its model's revision as its name, is left out, also by a change.
+
+    A model cannot go before its adapters.
+    """
+    a = _entry("a", aliases=["alias"])
+    assert clashes([_adapter(), a]) == {}
+    assert "no model of the catalog has the id `b`" in clashes([a, _adapter(base="b")])["b@x"]
+    assert "the name of revision `1` of `a`" in clashes([a, _adapter("1")])["a@1"]
+    assert refusals(difference([_adapter()], []), others=[a]) == []
+    assert "the id `a`" in refusals(difference([], [a]), others=[_adapter()])[0]
+    rolled = difference([replace(a, revision="x")], [a])
+    assert "the name of revision `x`" in refusals(rolled, others=[_adapter()])[0]
+
+
+def test_change_of_an_adapter_needs_a_revision_where_answers_change():
+    """Its files are bound to a revision; what people read is not."""
+    told = difference([_adapter(description="new", licence="MIT")], [_adapter()])
+    assert not_live(told) == []
+    moved = difference([_adapter(digests={"adapter_config.json": "0" * 64})], [_adapter()])
+    assert "adapter `a@x`: a change of digests needs another `revision`" in not_live(moved)[0]
+    assert not_live(difference([_adapter(revision="2")], [_adapter()])) == []

@@ -52,6 +52,40 @@ def test_load_accepts_heads(tmp_path):
     assert entry.heads["score"].positive == "x"
 
 
+ADAPTER = "name: formal\nbase: tiny\nsource: file:///formal\n"
+
+
+def test_load_reads_adapters_beside_models(tmp_path):
+    """A file with a `base` is an adapter of that model."""
+    catalog = load(write(tmp_path, a=GOOD, b=ADAPTER, c=ADAPTER.replace("formal", "curt")))
+    assert [adapter.id for adapter in catalog.adapters] == ["tiny@curt", "tiny@formal"]
+    assert catalog.find("tiny@curt").entry is catalog.resolve("tiny")
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "message"),
+    [
+        (("base: tiny", "base: tny"), 2, "no model of the catalog has the id `tny`"),
+        (("name: formal", "name: '1'"), 2, "that is the name of revision `1` of `tiny`"),
+        (("name: formal", "name: a@b"), 1, "name: Expected `str` matching regex"),
+        (("source: file:///formal", "source: formal"), 3, "source: `formal` must be"),
+        (("source: file:///formal", "rank: 4"), 1, "`source` is missing"),
+        (("name: formal", "name: formal\nrank: 4"), 2, "unknown key `rank`"),
+    ],
+)
+def test_load_names_what_is_wrong_with_an_adapter(tmp_path, change, line, message):
+    """An adapter's faults have their file, line and place, as a model's have."""
+    write(tmp_path, a=GOOD, bad=ADAPTER.replace(*change))
+    assert f"  bad.yaml:{line}: " in said(tmp_path)
+    assert message in said(tmp_path)
+
+
+def test_load_refuses_two_adapters_of_one_name(tmp_path):
+    """The second file is told which one has the name."""
+    write(tmp_path, a=GOOD, b=ADAPTER, c=ADAPTER)
+    assert "c.yaml:1: id `tiny@formal` is taken by `tiny@formal` in b.yaml" in said(tmp_path)
+
+
 def test_load_of_the_builtin_catalog_succeeds():
     """The demo catalog is sound, and every entry says its licence, purpose and packages."""
     entries = load(None).entries
