@@ -72,6 +72,30 @@ BODIES = {
             "timestamp_granularities[]": ["segment"],
         }
     ],
+    "chat": [
+        {
+            "model": "writer",
+            "messages": [
+                {"role": "system", "content": "a"},
+                {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            ],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "object", "maximum": 5}},
+            },
+            "tools": [],
+            "logprobs": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ],
+    "completions": [
+        {"model": "writer", "prompt": ["a", "b"], "n": 2, "stop": ["x"], "best_of": 2, "seed": 1},
+    ],
+    "generate": [
+        {"model": "writer", "inputs": "a", "schema": {"enum": [1, "a"]}, "top_k": 4, "top_p": 0.5},
+        {"model": "writer", "messages": [{"role": "user", "content": "a"}], "temperature": 1},
+    ],
 }
 
 

@@ -257,6 +257,15 @@ def test_generation_bad_request_names_the_field(path, fields, param):
     assert refused.value.http_status in (400, 404)
 
 
+def test_generation_schema_that_is_no_json_is_refused():
+    """MessagePack can carry what no JSON schema can hold."""
+    odd = {"enum": [msgspec.msgpack.Ext(5, b"x")]}
+    packed = MSGPACK.encode({"model": "writer", "inputs": "x", "schema": odd})
+    with pytest.raises(InvalidRequest) as refused:
+        ROUTES[NATIVE].job(ROUTES[NATIVE].reader.read(packed, MSGPACK), asked())
+    assert refused.value.param == "schema"
+
+
 def test_generation_conversation_has_a_bound():
     """The characters of all messages together are those of one input."""
     most = 100

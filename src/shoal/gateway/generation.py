@@ -134,7 +134,10 @@ def schema_text(schema: Mapping[str, Any] | None, field: str) -> str | None:
     """A schema as it travels. Raises `InvalidRequest`, with the field, where it is too large."""
     if schema is None:
         return None
-    text = msgspec.json.encode(schema)
+    try:
+        text = msgspec.json.encode(schema)
+    except (TypeError, ValueError) as error:  # MessagePack has values that JSON has not
+        raise InvalidRequest(f"the schema in `{field}` is no JSON: {error}", param=field) from error
     if len(text) > MAX_SCHEMA_BYTES:
         raise InvalidRequest(
             f"the schema in `{field}` has {len(text)} bytes; at most {MAX_SCHEMA_BYTES} are "
