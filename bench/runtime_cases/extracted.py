@@ -108,4 +108,5 @@ async def _vectors(entry: Entry, spec: AdapterSpec | None) -> Floats:
                 raise done.failure.error()
             rows.append(np.frombuffer(decode_result(done.result).arrays["dense"].data, "<f4"))
     vectors: Floats = np.stack(rows)
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    units: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return units
