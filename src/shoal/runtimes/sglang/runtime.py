@@ -1,0 +1,310 @@
+"""The runtime `sglang`: one SGLang server for each model, started, watched and spoken to.
+
+Owns which server is whose, the one event loop on which they are spoken to, and leaving with a
+server that dies: the worker sees that, tells the clients, and starts another process. Does not own
+a server's process (`server`), its contract (`contract`) or its texts (`texts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from shoal.errors import (
+    CapacityError,
+    InvalidRequest,
+    ModelUnavailable,
+    OutOfMemory,
+    RuntimeCrashed,
+    ShoalError,
+)
+from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
+from shoal.runtimes.bert import read_config
+from shoal.runtimes.candle.prompts import Prompts, of_folder
+from shoal.runtimes.checkpoint import INDEX, locate
+from shoal.runtimes.interface import Capacity, Emit, RanItems
+from shoal.runtimes.sglang import adapters, command
+from shoal.runtimes.sglang.contract import Contract, ServerInfo
+from shoal.runtimes.sglang.embedder import Embedder
+from shoal.runtimes.sglang.gguf import unpacked
+from shoal.runtimes.sglang.server import Server, free_port
+from shoal.runtimes.sglang.texts import Limits, Text, own_settings, sampling
+from shoal.wire.generation import Generation
+
+LOST_STATUS = 70
+_CURE = "shoal bundles build sglang"
+_GIB = 1024**3
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A text that grows, and the server's name for it: an item may come a second time."""
+
+    text: Text
+    rid: str
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class Served:
+    """A model with its server. texts: those that grow, by their item."""
+
+    spec: ModelSpec
+    plan: command.Plan
+    server: Server
+    contract: Contract
+    info: ServerInfo
+    tokenizer: Any
+    prompts: Prompts
+    limits: Limits
+    folder: Path
+    memory_bytes: int
+    embedder: Embedder | None = None
+    adapters: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, Growing] = field(default_factory=dict)
+
+
+class SglangRuntime:
+    """Models on SGLang servers. Raises `RuntimeUnavailable` where SGLang is not installed."""
+
+    name = "sglang"
+    needs: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("sglang", "torch", "httpx", "tokenizers", "jinja2"), _CURE
+    )
+
+    def __init__(
+        self,
+        *,
+        device: str,
+        threads: int,
+        on_lost: Callable[[], None] = lambda: os._exit(LOST_STATUS),
+        module: str = "sglang.launch_server",
+    ) -> None:
+        del threads  # the server has read them from its environment
+        try:
+            self.version = version("sglang")
+        except PackageNotFoundError:
+            self.version = "none"
+        self.traits = Traits(
+            accepts_ids=False, tasks=["generate", "encode"], lora=True, streams=True
+        )
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of each request
+        self._device = device
+        self._on_lost = on_lost
+        self._module = module
+        self._models: dict[str, Served] = {}
+        self._numbers = itertools.count()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True).start()
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def load(self, spec: ModelSpec) -> bool:
+        """Starts a server for a model and waits until it is ready; nothing is ever kept of one.
+
+        Raises `ModelUnavailable` or `OutOfMemory`.
+        """
+        self.unload(spec.key)
+        plan = command.plan(spec, self._device)
+        folder = self._folder(spec)
+        command.check(spec, read_config(folder))
+        port = free_port()
+        server = Server(
+            spec.key,
+            command.arguments(spec, folder, plan, self._device, port),
+            command.environment(self._device),
+            self._on_lost,
+            self._module,
+        )
+        contract = Contract(f"http://127.0.0.1:{port}")
+        try:
+            server.wait_ready(lambda: self._wait(contract.ready()))
+            self._models[spec.key] = self._served(spec, plan, folder, server, contract)
+        except BaseException:  # task root: nothing of a load that fails stays
+            server.stop()
+            self._wait(contract.close())
+            raise
+        return False
+
+    def _folder(self, spec: ModelSpec) -> Path:
+        """Where the weights lie as the server reads them. Raises `ModelUnavailable`."""
+        usual = ("model.safetensors", f"model{INDEX}")
+        weights = locate(spec, usual)
+        if weights.suffix == ".gguf":
+            return unpacked(spec.key, weights, Path(spec.cache_dir))
+        if weights.name not in usual:
+            raise ModelUnavailable(f"{spec.key}: {weights} is neither safetensors nor GGUF")
+        folder = weights.parent
+        for name in ("config.json", "tokenizer.json"):
+            if not (folder / name).is_file():
+                raise ModelUnavailable(f"{spec.key}: {folder} has no {name}")
+        return folder
+
+    def _served(
+        self, spec: ModelSpec, plan: command.Plan, folder: Path, server: Server, contract: Contract
+    ) -> Served:
+        from tokenizers import Tokenizer
+
+        info = self._wait(contract.info())
+        tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        most = info.max_req_input_len - 1
+        embedder = None
+        if spec.tasks == ["encode"]:
+            embedder = Embedder(spec, folder, most, lambda ids: self._wait(contract.encode(ids)))
+        return Served(
+            *(spec, plan, server, contract, info, tokenizer),
+            prompts=of_folder(spec.key, folder),
+            limits=Limits(spec.key, spec.max_tokens, most, own_settings(folder), seeds=plan.seeds),
+            folder=folder,
+            memory_bytes=self._held_bytes(server, info),
+            embedder=embedder,
+        )
+
+    def _held_bytes(self, server: Server, info: ServerInfo) -> int:
+        """What a server takes of its device's memory; on a CPU, of the host's."""
+        if self._device.startswith("cpu"):
+            return server.memory_bytes()
+        used = [state.memory_usage for state in info.internal_states]
+        return int(sum(one.weight + one.kvcache for one in used) * _GIB)
+
+    def unload(self, key: str, *, keep: bool = False) -> None:
+        """Ends a model's server; texts that still grow are cancelled."""
+        del keep  # there is no host tier
+        served = self._models.pop(key, None)
+        if served is not None:
+            self._wait(self._end(served))
+            served.server.stop()
+
+    async def _end(self, served: Served) -> None:
+        growing = list(served.texts.values())
+        for one in growing:
+            one.text.end("cancelled")
+            one.task.cancel()
+        await asyncio.gather(*(one.task for one in growing), return_exceptions=True)
+        await served.contract.close()
+
+    def run(self, key: str, items: Sequence[RunItem], block_tokens: int | None = None) -> RanItems:
+        """Runs items of a loaded encoder; the server forms its own passes."""
+        del block_tokens
+        served = self._model(key)
+        if served.embedder is None:
+            refusal = InvalidRequest(f"{key} only generates", param="model")
+            return RanItems([refusal] * len(items), 0)
+        return served.embedder.run(items)
+
+    def memory(self) -> dict[str, int]:
+        """What each server held when its model was loaded."""
+        return {key: served.memory_bytes for key, served in self._models.items()}
+
+    def capacity(self, key: str) -> Capacity:
+        """As the server says of itself."""
+        info = self._model(key).info
+        slots = min(info.max_running_requests, self._model(key).plan.slots)
+        return Capacity(slots, info.max_total_num_tokens)
+
+    def start(self, key: str, item: RunItem, emit: Emit) -> None:
+        """Begins a text. Raises `CapacityError` beyond the slots, `InvalidRequest` and its kind."""
+        served = self._model(key)
+        asked = item.params.generation or Generation()
+        prompt = served.prompts.prompt(item)
+        ids: list[int] = served.tokenizer.encode(prompt, add_special_tokens=False).ids
+        if item.adapter and item.adapter not in served.adapters:
+            raise ModelUnavailable(f"{item.adapter} is not loaded")
+        body = {
+            "rid": f"{item.item}-{next(self._numbers)}",
+            "input_ids": ids,
+            "sampling_params": sampling(asked, len(ids), served.limits),
+            "stream": True,
+        }
+        if asked.logprobs is not None:
+            body |= {"return_logprob": True, "top_logprobs_num": asked.logprobs}
+            body["return_text_in_logprobs"] = True
+        if item.adapter:
+            body["lora_path"] = item.adapter
+        text = Text(asked, len(ids), emit)
+        self._wait(self._begin(served, item.item, text, body))
+
+    async def _begin(self, served: Served, item: str, text: Text, body: dict[str, Any]) -> None:
+        if len(served.texts) >= served.plan.slots:
+            raise CapacityError(f"{served.spec.key} has no slot free")
+        task = asyncio.create_task(self._grow(served, item, text, body), name=f"text {item}")
+        served.texts[item] = Growing(text, str(body["rid"]), task)
+
+    async def _grow(self, served: Served, item: str, text: Text, body: dict[str, Any]) -> None:
+        try:
+            async with aclosing(served.contract.stream(body)) as chunks:
+                async for chunk in chunks:
+                    text.grow(chunk)
+                    if text.over:
+                        return
+            text.fail(RuntimeCrashed(f"{served.spec.key}: the server ended a text early"))
+        except ShoalError as error:
+            text.fail(error)
+        finally:
+            growing = served.texts.get(item)
+            if growing is not None and growing.text is text:
+                del served.texts[item]
+
+    def stop(self, item: str) -> None:
+        """Ends a text early."""
+        self._loop.call_soon_threadsafe(self._stop, item)
+
+    def _stop(self, item: str) -> None:
+        for served in list(self._models.values()):
+            growing = served.texts.pop(item, None)
+            if growing is not None:
+                growing.text.end("cancelled")
+                ending = self._loop.create_task(self._abort(served, growing))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+
+    async def _abort(self, served: Served, growing: Growing) -> None:
+        with suppress(ShoalError):  # it may be gone with its server
+            await served.contract.abort(growing.rid)
+        growing.task.cancel()
+
+    def load_adapter(self, key: str, adapter: AdapterSpec) -> int:
+        """Makes an adapter ready, under its key; its bytes. Raises `ModelUnavailable`.
+
+        `OutOfMemory` where the model holds as many as it was loaded with room for.
+        """
+        served = self._model(key)
+        most = served.plan.adapters
+        if not most:
+            raise ModelUnavailable(f"{key} was loaded without room for adapters: option `adapters`")
+        size_bytes = adapters.check(
+            adapter, adapters.shapes_of(served.folder), served.plan.adapter_rank
+        )
+        self.unload_adapter(key, adapter.key)
+        if len(served.adapters) >= most:
+            raise OutOfMemory(f"{key} holds {most} adapters, as many as it has room for")
+        self._wait(served.contract.load_adapter(adapter.key, adapter.path))
+        served.adapters[adapter.key] = size_bytes
+        return size_bytes
+
+    def unload_adapter(self, key: str, adapter: str) -> None:
+        """Forgets an adapter."""
+        served = self._models.get(key)
+        if served is not None and served.adapters.pop(adapter, None) is not None:
+            self._wait(served.contract.unload_adapter(adapter))
+
+    def _model(self, key: str) -> Served:
+        served = self._models.get(key)
+        if served is None:
+            raise ModelUnavailable(f"{key} is not loaded")
+        return served
