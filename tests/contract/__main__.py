@@ -49,7 +49,7 @@ class Recorder:
         group, runtime = tested
         claim = claim_of(item.originalname)
         if report.skipped and runtime in OPTIONAL:
-            self.found[group, runtime, claim] = f"not run here: {report.longrepr[2]}"
+            self.found[group, runtime, claim] = f"not run here: {report.longrepr[2].removeprefix('Skipped: ')}"
         if report.when != "call" or not report.passed:
             return
         noted = dict(item.user_properties)

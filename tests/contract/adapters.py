@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from safetensors.numpy import save_file
 
 from tests.contract.small import continued, shapes, small_llama
@@ -52,7 +53,8 @@ def adaptable(runtime: str, folder: Path) -> Adaptable:
     """
     return {
         "null": lambda: Adaptable(subject("null"), _nothing),
-        "candle": lambda: _candle(folder / "small-llama"),
+        "candle": lambda: _small(folder / "small-llama", "candle"),
+        "sglang": lambda: _small(folder / "small-llama", "sglang", adapters=8),
         "torch": lambda: Adaptable(subject("torch"), _of_minilm, _by_peft),
     }[runtime]()
 
@@ -62,10 +64,12 @@ def _nothing(folder: Path) -> Folders:
     return Folders([folder / name for name in "abc"], {"broken": folder / "broken"})
 
 
-def _candle(folder: Path) -> Adaptable:
+def _small(folder: Path, runtime: str, **options: int) -> Adaptable:
     """A small Llama: the adapters of the demo catalog's generator would need its safetensors."""
+    entry = small_llama(folder, runtime)
+    entry = structs.replace(entry, options=entry.options | options)
     prompts = ["once upon a time", "abc", "a shoal is a group of fish", "who", "are you", "there"]
-    about = replace(speaker("candle"), entry=small_llama(folder, "candle"), prompts=prompts)
+    about = replace(speaker(runtime), entry=entry, prompts=prompts)
     return Adaptable(
         about,
         lambda place: made(shapes(), "CAUSAL_LM", place),

@@ -14,13 +14,14 @@ BATCHES, GENERATION, ADAPTERS = "batches", "generation", "adapters"
 
 GROUPS = {
     BATCHES: ("onnx", "torch", "candle", "files", "whisper", "spacy", "null"),
-    GENERATION: ("candle", "null"),
-    ADAPTERS: ("torch", "candle", "null"),
+    GENERATION: ("candle", "sglang", "null"),
+    ADAPTERS: ("torch", "candle", "sglang", "null"),
 }
 # The fixture that has the process of a group.
 FIXTURES = {"hosted": BATCHES, "speaking": GENERATION, "adapted": ADAPTERS}
-# What these need is too large to be installed everywhere; elsewhere they are skipped.
-OPTIONAL: tuple[str, ...] = ()
+# What these need is too large to be installed everywhere: they are checked where the bundles that
+# `SHOAL_TEST_BUNDLES` names have theirs (`shoal bundles build NAME --cache-dir DIR`: DIR/bundles).
+OPTIONAL = ("sglang",)
 RUNTIMES = tuple(dict.fromkeys(name for names in GROUPS.values() for name in names))
 
 _NO_TIER = {"warm_reload": "keeps nothing of an unloaded model"}
@@ -49,13 +50,21 @@ UNSUPPORTED: dict[str, dict[str, dict[str, str]]] = {
         "candle": {
             "seeds": "its random numbers cannot be seeded on CPUs; a seed with chance is refused",
         },
+        "sglang": {
+            "seeds": "keeps to no seed on a CPU; a seed with chance is refused",
+        },
         "null": {
             "generated_parity": "its words mean nothing",
             "schema": "cannot keep to a schema",
             "generator_broken_load": "opens no file",
         },
     },
-    ADAPTERS: {"torch": {}, "candle": {}, "null": {"adapter_parity": "its answers mean nothing"}},
+    ADAPTERS: {
+        "torch": {},
+        "candle": {},
+        "sglang": {},
+        "null": {"adapter_parity": "its answers mean nothing"},
+    },
 }
 
 

@@ -41,17 +41,21 @@ class Speaker:
 
 def speaker(runtime: str) -> Speaker:
     """What a runtime is checked with. Skips where a package with weights is missing."""
-    return {"candle": _candle, "null": _null}[runtime]()
+    return {
+        "candle": lambda: _smollm2("candle", requantize="Q8_0"),
+        "sglang": lambda: _smollm2("sglang"),
+        "null": _null,
+    }[runtime]()
 
 
-def _candle() -> Speaker:
+def _smollm2(runtime: str, **options: int | str) -> Speaker:
     """SmolLM2, of which four texts grow at once."""
     entry = demo("smollm2-135m-instruct")
     chat = [ChatMessage("system", "Be brief."), ChatMessage("user", "Who are you?")]
     rendered = "".join(f"<|im_start|>{one.role}\n{one.content}<|im_end|>\n" for one in chat)
     return Speaker(
-        "candle",
-        replace(entry, options=entry.options | {"slots": 4}),
+        runtime,
+        replace(entry, runtime=runtime, options={"slots": 4} | options),
         prompts=[
             "Once upon a time, there was a little fish who",
             "The capital of France is",
@@ -67,7 +71,7 @@ def _candle() -> Speaker:
         chat=(chat, f"{rendered}<|im_start|>assistant\n"),
         tokens=10,
         weights="SmolLM2-135M-Instruct.Q4_1.gguf",
-        exact=lambda folder: small_llama(folder, "candle"),
+        exact=lambda folder: small_llama(folder, runtime),
     )
 
 
