@@ -49,7 +49,8 @@ class Recorder:
         group, runtime = tested
         claim = claim_of(item.originalname)
         if report.skipped and runtime in OPTIONAL:
-            self.found[group, runtime, claim] = f"not run here: {report.longrepr[2].removeprefix('Skipped: ')}"
+            why = report.longrepr[2].removeprefix("Skipped: ")
+            self.found[group, runtime, claim] = f"not run here: {why}"
         if report.when != "call" or not report.passed:
             return
         noted = dict(item.user_properties)
