@@ -16,7 +16,7 @@ from shoal.errors import DeadlineExceeded, InvalidRequest, RuntimeCrashed
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.costs import EXPECTED_TOKENS
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.jobs import End, Job
+from shoal.gateway.jobs import End, Grew, Job
 from shoal.gateway.submit import Submitter
 from shoal.queue.interface import QueueLimits
 from shoal.queue.memory import MemoryBroker, MemoryQueue
@@ -111,7 +111,7 @@ class Reader:
         async with aclosing(stream) as events:
             async for index, event in events:
                 ended = isinstance(event, End)
-                self.got.append((index, event.generated.text if ended else event.text))
+                self.got.append((index, event.generated.text if ended else event.piece.text))
 
     def text(self, index=0):
         """What came of a text, its end left out."""
@@ -249,15 +249,15 @@ def test_submit_stream_without_a_reader_holds_one_piece():
             first = asyncio.create_task(anext(stream))
             (item,) = await place.take(1)
             await place.grow(item, 0, "0 ")
-            assert (await first)[1].text == "0 "
+            assert (await first)[1].piece.text == "0 "
             words = [f"{at} " for at in range(1, 500)]
             for at, word in enumerate(words, start=1):
                 await place.grow(item, at, word)
             await place.end(item, "".join(["0 ", *words]))
             await until(lambda: place.submitter.in_flight == 0)
             rest = [event async for _, event in stream]
-            assert [type(event) for event in rest] == [Piece, End]
-            assert rest[0].text == "".join(words)
+            assert [type(event) for event in rest] == [Grew, End]
+            assert rest[0].piece.text == "".join(words)
 
     run(main())
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import AsyncGenerator
 
 from shoal.errors import InvalidRequest, RuntimeCrashed
-from shoal.gateway.jobs import End, Grown, Job
+from shoal.gateway.jobs import End, Grew, Grown, Job
 from shoal.wire.envelope import Timing
 from shoal.wire.generation import Generated, Generation, Piece, TokenLogprob
 
@@ -76,7 +76,7 @@ async def grow(job: Job, cancelled: list[str]) -> AsyncGenerator[Grown, None]:
                 if prompt.endswith("stay") and at == 3:
                     await asyncio.Event().wait()
                 if at < len(tokens):
-                    yield index, Piece(tokens[at], 1, _logprobs(tokens[at], asked))
+                    yield index, Grew(Piece(tokens[at], 1, _logprobs(tokens[at], asked)), TIMING)
             await asyncio.sleep(0)
         for index, (prompt, _) in enumerate(texts):
             yield index, End(generated(prompt, asked, index), TIMING)

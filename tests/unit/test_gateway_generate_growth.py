@@ -6,14 +6,18 @@ import pytest
 
 from shoal.errors import RuntimeCrashed
 from shoal.gateway.growth import Growth
-from shoal.gateway.jobs import End
+from shoal.gateway.jobs import End, Grew
 from shoal.gateway.timing import server_timing, speed_of
-from shoal.wire.envelope import Result, Timing
+from shoal.wire.envelope import Outcome, Result, Timing
 from shoal.wire.generation import Generated, Piece, TokenLogprob, pack
 
 
 def text(words="a b", tokens=2, **fields):
     return Generated(words, "stop", 3, tokens, **fields)
+
+
+def add(growth, index, at, worker, piece):
+    growth.piece(index, Outcome("i", at=at, worker=worker, timing=Timing(queue_s=at)), piece)
 
 
 def result(generated):
@@ -23,7 +27,8 @@ def result(generated):
 def grown(growth):
     """What was taken, with texts for pieces."""
     return [
-        (index, event.text if isinstance(event, Piece) else event) for index, event in growth.take()
+        (index, event.piece.text if isinstance(event, Grew) else event)
+        for index, event in growth.take()
     ]
 
 
@@ -31,12 +36,12 @@ def test_growth_pieces_that_nobody_took_come_as_one():
     """A slow reader gets fewer and larger pieces, each text's in order, and its end behind them."""
     growth = Growth(2)
     for at, word in enumerate("abc"):
-        growth.piece(1, at, "w", Piece(word, 1))
-    growth.piece(0, 0, "w", Piece("x", 1))
+        add(growth, 1, at, "w", Piece(word, 1))
+    add(growth, 0, 0, "w", Piece("x", 1))
     assert grown(growth) == [(1, "abc"), (0, "x")]
     assert not growth.news
     whole = text("abcd", 4)
-    growth.piece(1, 3, "w", Piece("d", 1))
+    add(growth, 1, 3, "w", Piece("d", 1))
     growth.end(1, result(whole), Timing(run_s=1.0))
     assert grown(growth) == [(1, "d"), (1, End(whole, Timing(run_s=1.0)))]
 
@@ -45,12 +50,13 @@ def test_growth_mends_a_lost_piece_from_the_whole():
     """Behind a gap nothing is told until the end, which has all of it, logarithms too."""
     growth = Growth(1)
     tokens = [TokenLogprob(word, -0.5) for word in "abcd"]
-    growth.piece(0, 0, "w", Piece("a", 1, tokens[:1]))
-    growth.piece(0, 2, "w", Piece("c", 1, tokens[2:3]))
-    growth.piece(0, 3, "w", Piece("d", 1, tokens[3:]))
+    add(growth, 0, 0, "w", Piece("a", 1, tokens[:1]))
+    add(growth, 0, 2, "w", Piece("c", 1, tokens[2:3]))
+    add(growth, 0, 3, "w", Piece("d", 1, tokens[3:]))
     assert grown(growth) == [(0, "a")]
     growth.end(0, result(text("abcd", 4, logprobs=tokens)), Timing())
-    (_, rest), _ = growth.take()
+    (_, grew), _ = growth.take()
+    rest = grew.piece
     assert (rest.text, rest.tokens, rest.logprobs) == ("bcd", 3, tokens[1:])
 
 
@@ -65,20 +71,20 @@ def test_growth_without_any_piece_is_told_at_the_end():
 def test_growth_that_begins_anew_ends_the_stream_once_something_was_told(worker):
     """A text that was told in part cannot be told again; one of which nothing was can."""
     growth = Growth(1)
-    growth.piece(0, 0, "w", Piece("", 1))
-    growth.piece(0, 0, worker, Piece("a", 1))
-    growth.piece(0, 1, worker, Piece("b", 1))
+    add(growth, 0, 0, "w", Piece("", 1))
+    add(growth, 0, 0, worker, Piece("a", 1))
+    add(growth, 0, 1, worker, Piece("b", 1))
     assert grown(growth)[-1] == (0, "ab")
     with pytest.raises(RuntimeCrashed, match="anew"):
-        growth.piece(0, 0, worker, Piece("c", 1))
+        add(growth, 0, 0, worker, Piece("c", 1))
 
 
 def test_growth_never_joins_two_texts():
     """Neither a later piece of another worker nor another whole text goes on with what was told."""
     growth = Growth(1)
-    growth.piece(0, 0, "w", Piece("a", 1))
+    add(growth, 0, 0, "w", Piece("a", 1))
     with pytest.raises(RuntimeCrashed, match="anew"):
-        growth.piece(0, 1, "another", Piece("b", 1))
+        add(growth, 0, 1, "another", Piece("b", 1))
     with pytest.raises(RuntimeCrashed, match="anew"):
         growth.end(0, result(text("xyz")), Timing())
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.errors import Bug, RuntimeCrashed
-from shoal.gateway.jobs import End, Grown
-from shoal.wire.envelope import Result, Timing
+from shoal.gateway.jobs import End, Grew, Grown
+from shoal.wire.envelope import Outcome, Result, Timing
 from shoal.wire.generation import Generated, Piece, TokenLogprob, unpack
 
 
@@ -36,6 +36,7 @@ class _Text:
     """
 
     worker: str = ""
+    timing: Timing = field(default_factory=Timing)
     next_at: int = 0
     gap: bool = False
     told: list[str] = field(default_factory=list)
@@ -60,13 +61,13 @@ class _Text:
         """Whether a client may have seen anything of it."""
         return self.n_logprobs > 0 or any(self.told)
 
-    def take(self) -> Piece | None:
+    def take(self) -> Grew | None:
         """All that was not taken yet, as one piece."""
         if not self.fresh:
             return None
         piece = Piece("".join(self.fresh), self.fresh_tokens, self.fresh_logprobs)
         self.fresh, self.fresh_tokens, self.fresh_logprobs = [], 0, []
-        return piece
+        return Grew(piece, self.timing)
 
 
 class Growth:
@@ -83,18 +84,18 @@ class Growth:
         """Whether there is anything to take."""
         return bool(self._news)
 
-    def piece(self, index: int, at: int, worker: str, piece: Piece) -> None:
-        """Takes in a piece, the `at`-th of its text. Raises `RuntimeCrashed` where it began anew.
+    def piece(self, index: int, outcome: Outcome, piece: Piece) -> None:
+        """Takes in a piece, the outcome's. Raises `RuntimeCrashed` where it began anew.
 
         An item that comes to another worker, or a second time to the same, is generated from its
         beginning: where nothing of it was told before, nobody needs to know.
         """
-        text = self._texts[index]
+        text, at, worker = self._texts[index], outcome.at, outcome.worker
         if text.worker and (at < text.next_at or worker != text.worker):
             if text.shown:
                 raise _begun_anew()
             text = self._texts[index] = _Text()
-        text.worker = worker
+        text.worker, text.timing = worker, outcome.timing
         if text.gap or at > text.next_at:
             text.gap = True
             return
@@ -126,9 +127,9 @@ class Growth:
         taken: list[Grown] = []
         for index in self._news:
             text = self._texts[index]
-            piece = text.take()
-            if piece is not None:
-                taken.append((index, piece))
+            grew = text.take()
+            if grew is not None:
+                taken.append((index, grew))
             if text.end is not None:
                 taken.append((index, text.end))
         self._news.clear()

@@ -68,8 +68,16 @@ class End:
     timing: Timing
 
 
-# What a text has grown by, or its end, behind the index of its input.
-Grown = tuple[int, Piece | End]
+@dataclass(frozen=True, slots=True)
+class Grew:
+    """What one text of a stream has grown by. timing: of its item so far."""
+
+    piece: Piece
+    timing: Timing
+
+
+# What has become of a text, behind the index of its input.
+Grown = tuple[int, Grew | End]
 
 
 class Submits(Protocol):

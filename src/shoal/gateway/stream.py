@@ -16,12 +16,12 @@ from shoal import clock
 from shoal.errors import ShoalError
 from shoal.gateway.failures import NativeError, OpenAIError, Shape, error_body
 from shoal.gateway.forms import JSON
-from shoal.gateway.jobs import Grown
+from shoal.gateway.jobs import Grew, Grown
 from shoal.gateway.telling import Telling
 from shoal.gateway.timing import Speed, server_timing, speed_of
 from shoal.gateway.visit import Visit
 from shoal.wire.envelope import Timing
-from shoal.wire.generation import Generated, Piece
+from shoal.wire.generation import Generated
 
 CONTENT_TYPE = b"text/event-stream"
 
@@ -57,11 +57,11 @@ class Told:
         async for index, event in events:
             if not self._first_token_s:
                 self._first_token_s = clock.monotonic() - self._visit.started_s
-            if isinstance(event, Piece):
-                made = self._telling.piece(index, event)
+            self._timing = max(self._timing, event.timing, key=lambda t: t.queue_s + t.run_s)
+            if isinstance(event, Grew):
+                made = self._telling.piece(index, event.piece)
             else:
                 self._texts[index] = event.generated
-                self._timing = max(self._timing, event.timing, key=lambda t: t.queue_s + t.run_s)
                 made = self._telling.end(index, event.generated)
             if made:
                 await self._send(b"".join(map(_frame, made)))
@@ -81,7 +81,7 @@ class Told:
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),  # a proxy that waits for the end would spoil it
                 (b"x-request-id", visit.id.encode()),
-                (b"server-timing", b"ttft;dur=%.2f" % (self._first_token_s * 1e3)),
+                (b"server-timing", server_timing(self._timing, self.speed)),
             ]
             await visit.send({"type": "http.response.start", "status": 200, "headers": headers})
         visit.streamed_bytes += len(frames)

@@ -266,7 +266,7 @@ class Submitter:
             return
         waiting, index = found
         try:
-            found[0].growth.piece(index, outcome.at, outcome.worker, piece)
+            found[0].growth.piece(index, outcome, piece)
         except ShoalError as error:
             fail(waiting, error)
 

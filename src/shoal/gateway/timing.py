@@ -37,5 +37,7 @@ def server_timing(timing: Timing, speed: Speed | None = None) -> bytes:
         f"run;dur={timing.run_s * 1e3:.2f}"
     )
     if speed is not None:
-        text += f", ttft;dur={speed.first_token_s * 1e3:.2f}, tpot;dur={speed.token_s * 1e3:.2f}"
+        text += f", ttft;dur={speed.first_token_s * 1e3:.2f}"
+        if speed.token_s > 0:
+            text += f", tpot;dur={speed.token_s * 1e3:.2f}"
     return text.encode()
