@@ -271,3 +271,18 @@ def test_generate_reader_that_stands_still_is_cut_off(served):
         peer.sendall(post({"model": "writer", "inputs": "so long", "stream": True}, path=NATIVE))
         until(lambda: served.server.edge.cut_off > before, timeout_s=10)
         until(lambda: len(served.submits.cancelled) > cancelled)
+
+
+def test_generate_shutdown_in_mid_stream_is_told():
+    """A gateway that has to leave before a text is whole ends its stream with an error event."""
+    with gateway_server() as served, connect(served.port) as peer:
+        peer.sendall(post({"model": "writer", "inputs": "we stay", "stream": True}, path=NATIVE))
+        got = b""
+        while got.count(b"data: ") < 3:
+            got += peer.recv(4096)
+        served.app.draining = True
+        served.server.should_exit = True
+        got += read_all(peer)
+    assert b'"code":"shutting_down"' in got
+    assert got.endswith(b"0\r\n\r\n")
+    assert served.submits.cancelled
