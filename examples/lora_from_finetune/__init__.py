@@ -1,0 +1,1 @@
+"""A fine-tuned embedder as a LoRA adapter of its base; README.md says how to run it."""
