@@ -80,6 +80,7 @@ def write(
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
         # The hub would be asked whether the base's vocabulary has grown.
         encoder.network.save_pretrained(made, save_embedding_layers=False)
+        settle(Path(made))
         card = Card(
             base=encoder.entry.id,
             base_revision=encoder.entry.revision,
@@ -112,6 +113,18 @@ def write(
         for path in Path(made).iterdir():
             shutil.move(path, folder / path.name)
     return card
+
+
+def settle(folder: Path) -> None:
+    """Orders the names in the folder's `adapter_config.json`.
+
+    PEFT writes a set, whose order differs from process to process: equal adapters would have
+    unequal files.
+    """
+    path = folder / CONFIG
+    config = msgspec.json.decode(path.read_bytes())
+    config["target_modules"] = sorted(config["target_modules"])
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
 
 
 def cost(seconds: float, price_per_hour: float | None) -> float | None:

@@ -125,9 +125,10 @@ class Encoder:
 
 
 def open_encoder(entry: Entry, cache_dir: Path, *, threads: int) -> Encoder:
-    """The entry's model, computing with so many threads. Raises `OperatorError` where it is no embedder that can be trained.
+    """The entry's model, computing with so many threads.
 
-    Raises `ModelUnavailable` for files that are not there or not what they should be.
+    Raises `OperatorError` where it is no embedder that can be trained, and `ModelUnavailable` for
+    files that are not there or not what they should be.
     """
     why_not = _why_not(entry)
     if why_not:
