@@ -196,7 +196,7 @@ class Training:
         documents = [each.positive for each in ids]
         documents += [negative for each in ids for negative in each.negatives]
         cosines = anchors @ self._encoder.vectors(documents).T
-        cosines = cosines.masked_fill(torch.tensor(_no_others(pairs)), -math.inf)
+        cosines = cosines.masked_fill(torch.tensor(others_that_are_right(pairs)), -math.inf)
         loss = torch.nn.functional.cross_entropy(_SCALE * cosines, torch.arange(len(ids)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, _MAX_NORM)
@@ -227,7 +227,7 @@ def _slope(number: int, total: int) -> float:
     return min(number / warm, (total + 1 - number) / max(1.0, total + 1 - warm))
 
 
-def _no_others(pairs: Sequence[Pair]) -> list[list[bool]]:
+def others_that_are_right(pairs: Sequence[Pair]) -> list[list[bool]]:
     """Where a document is no negative of an anchor though it is another's: it is right as well.
 
     [n, n + negatives]. That is a text equal to the anchor's positive, or a positive of an equal
