@@ -25,6 +25,7 @@ from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
 from shoal.runtimes.null import numbers
+from shoal.runtimes.null_texts import word
 from tests.conftest import run
 from tests.support.lora import MODULE, write_adapter
 from tests.support.shoal_process import NULL_ENTRY, Serve
@@ -55,7 +56,7 @@ def serve(tmp_path_factory):
     server = Serve(
         folder,
         *("--devices", "cpu:1"),
-        models={"poor": "{}"},
+        generators={"writer": "{tokens: 6, max_adapters: 2}"},
         AWS_ENDPOINT_URL=f"http://127.0.0.1:{silent.getsockname()[1]}",
         AWS_ALLOW_HTTP="true",
         AWS_REGION="us-east-1",
@@ -261,6 +262,31 @@ def test_lora_thousand_registered_and_a_few_resident_answer_apart(serve, lora):
     assert 0 < max(residents) <= MOST
     places = [row["places"] for row in _listed(lora).values()]
     assert 0 < sum(map(len, places)) <= MOST
+
+
+def test_lora_texts_of_many_adapters_grow_beside_one_another(serve):
+    """Of more adapters than a generator has at once each text is its own adapter's."""
+    folder = f"file://{serve.folder / 'kept'}"
+    voices = [Adapter(name=f"voice{n}", base="writer", source=folder) for n in range(5)]
+    _write(serve, voices)
+
+    async def main():
+        async with httpx.AsyncClient(base_url=serve.url, timeout=60) as client:
+            chosen = [*voices, None] * 3
+            names = [voice.id if voice else "writer" for voice in chosen]
+            bodies = [{"model": name, "inputs": "once upon a time"} for name in names]
+            answers = await asyncio.gather(*(client.post("/v1/generate", json=b) for b in bodies))
+        for voice, answer in zip(chosen, answers, strict=True):
+            assert answer.status_code == 200, answer.text
+            key = voice.key if voice else ""
+            words = [word("once upon a time", at, None, key) for at in range(6)]
+            assert answer.json()["data"][0]["text"] == "".join(words)
+            assert answer.json()["model"] == (voice.id if voice else "writer")
+
+    give_up = monotonic() + PATIENCE_S
+    while httpx.get(f"{serve.url}/v1/models/{voices[-1].id}").status_code != 200:
+        assert monotonic() < give_up
+    run(main(), 60)
 
 
 def test_lora_broken_adapter_fails_alone(serve):
