@@ -4,9 +4,9 @@ Owns the options of an entry, their bounds, and refusing by name what would give
 Does not own starting (`server`).
 
 Options: `slots` (texts that grow at once; 16), `kv_tokens` (tokens of all of them together; four
-contexts), `dtype` (float32 on a CPU, else the model's own), `adapters` (how many LoRA adapters may
-be loaded at once; 0, for each takes room from the start), `adapter_rank` (their largest rank; 16),
-`seeds` (keep to the seeds of requests, which costs speed; not on a CPU).
+contexts), `dtype` (float32 on a CPU, else the model's own), `max_adapters` (how many LoRA adapters
+may be loaded at once; 0, for each takes room from the start), `adapter_rank` (their largest rank;
+16), `seeds` (keep to the seeds of requests, which costs speed; not on a CPU).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Plan:
 def plan(spec: ModelSpec, device: str) -> Plan:
     """The options of an entry, checked. Raises `ModelUnavailable`."""
     cpu = device.partition(":")[0] == "cpu"
-    known = {"slots", "kv_tokens", "dtype", "adapters", "adapter_rank", "seeds"}
+    known = {"slots", "kv_tokens", "dtype", "max_adapters", "adapter_rank", "seeds"}
     for name in spec.options:
         if name not in known:
             raise _wrong(spec, f"has no option {name!r}; its options: {', '.join(sorted(known))}")
@@ -50,7 +50,7 @@ def plan(spec: ModelSpec, device: str) -> Plan:
         slots=_number(spec, "slots", 16, 1, MAX_SLOTS),
         kv_tokens=_number(spec, "kv_tokens", 4 * most, most + _SPARE_TOKENS, None),
         dtype=str(spec.options.get("dtype", "float32" if cpu else "auto")),
-        adapters=_number(spec, "adapters", 0, 0, MAX_ADAPTERS),
+        adapters=_number(spec, "max_adapters", 0, 0, MAX_ADAPTERS),
         adapter_rank=_number(spec, "adapter_rank", 16, 1, MAX_RANK),
         seeds=spec.options.get("seeds") is True,
     )

@@ -286,7 +286,9 @@ class SglangRuntime:
         served = self._model(key)
         most = served.plan.adapters
         if not most:
-            raise ModelUnavailable(f"{key} was loaded without room for adapters: option `adapters`")
+            raise ModelUnavailable(
+                f"{key} was loaded without room for adapters: option `max_adapters`"
+            )
         size_bytes = adapters.check(
             adapter, adapters.shapes_of(served.folder), served.plan.adapter_rank
         )
