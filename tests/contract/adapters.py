@@ -54,7 +54,7 @@ def adaptable(runtime: str, folder: Path) -> Adaptable:
     return {
         "null": lambda: Adaptable(subject("null"), _nothing),
         "candle": lambda: _small(folder / "small-llama", "candle"),
-        "sglang": lambda: _small(folder / "small-llama", "sglang", adapters=8),
+        "sglang": lambda: _small(folder / "small-llama", "sglang", max_adapters=8),
         "torch": lambda: Adaptable(subject("torch"), _of_minilm, _by_peft),
     }[runtime]()
 
