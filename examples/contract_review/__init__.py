@@ -1,1 +1,1 @@
-"""An agent that reads contracts with eleven small models; README.md says how to run it."""
+"""An agent that reads contracts with twelve small models; README.md says how to run it."""

@@ -21,7 +21,7 @@ from shoal.client import AsyncClient
 from shoal.client.shells import DEFAULT_URL
 from shoal.errors import ShoalError
 
-# The first calls wait for eleven models to load, and the last for all the others.
+# The first calls wait for twelve models to load, and the last for all the others.
 _TIMEOUT_S = 600.0
 
 

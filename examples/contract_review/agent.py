@@ -35,6 +35,7 @@ TERMS = "splade-tiny"
 RERANKER = "all-minilm-l6-v2-maxsim"
 SCREEN = "all-minilm-l6-v2-int8"
 GUARD = "nanoguard"
+GENERATOR = "smollm2-135m-instruct"
 
 # How many clauses each of the two retrievers puts forward.
 _CANDIDATES = 3
@@ -43,6 +44,11 @@ _CANDIDATES = 3
 _LEAST_MATCH = 0.45
 # Paragraphs of contracts have a cosine of at most 0.25 with a known injection, and its like 0.58.
 _SCREENED = 0.3
+_TO_REWRITE = (
+    "Rewrite these notes on a contract as one short paragraph for a busy manager. Add nothing.\n\n"
+    "Notes: "
+)
+_SUMMARY_TOKENS = 120
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
@@ -212,9 +218,15 @@ async def _guard(step: Step, review: Review) -> None:
     ]
 
 
-async def _summary(_: Step, review: Review) -> None:
-    """A template; a generator's call takes its place here."""
-    review.found.summary = findings.summarise(review.found)
+async def _summary(step: Step, review: Review) -> None:
+    """A generator puts the notes into words; at this size it must not be asked for more."""
+    prompt, client = f"{_TO_REWRITE}{findings.notes(review.found)}", review.desk.client
+    said = await review.ask(
+        step,
+        lambda: client.chat(prompt, step.model, max_tokens=_SUMMARY_TOKENS, temperature=0),
+        [prompt],
+    )
+    review.found.summary = said.text.strip()
 
 
 STEPS = (
@@ -230,7 +242,7 @@ STEPS = (
     Step("screen", SCREEN, ("paragraphs",), _screen),
     Step("guard", GUARD, ("screen",), _guard),
     Step("rerank", RERANKER, ("embed", "weigh terms"), _rerank),
-    Step("summary", "", ("parties", "rerank", "guard"), _summary),
+    Step("summary", GENERATOR, ("parties", "rerank", "guard"), _summary),
 )
 
 

@@ -1,7 +1,7 @@
 """What was found in a contract, and how that compares with what is in it.
 
-Owns the findings, joining pieces of personal data, the summary's template and precision and recall.
-Does not own asking the models (`agent`).
+Owns the findings, joining pieces of personal data, the notes for the summary, and precision and
+recall. Does not own asking the models (`agent`).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def personal_data(text: str, entities: Sequence[Entity]) -> list[tuple[str, str]
     return [(kind, text[start:end]) for kind, start, end in joined]
 
 
-def summarise(found: Findings) -> str:
-    """Two sentences from a template; with a generator, its prompt would hold the same facts."""
+def notes(found: Findings) -> str:
+    """What a summary has to say, in short sentences."""
     parties = " and ".join(found.parties) or "unknown parties"
     names = list(dict.fromkeys(match.clause.name for match in found.risky))
     risks = f"{len(names)} to look at: {', '.join(names)}" if names else "none that is unusual"

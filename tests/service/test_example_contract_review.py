@@ -70,6 +70,16 @@ def test_agent_finds_what_was_drawn(run):
 
 
 @pytest.mark.slow
+def test_agent_has_its_summary_from_a_generator(run):
+    """Under each contract stands what the generator made of the notes, naming both parties."""
+    for contract in run.drawn:
+        (said,) = re.findall("summary: (.+)", run.block(contract))
+        assert "Notes:" not in said
+        assert sum(party in said for party in contract.parties) >= 1, said
+    assert agent.GENERATOR in run.printed
+
+
+@pytest.mark.slow
 def test_agent_asks_at_least_nine_models_and_draws_them(run):
     """Each step's model is in the timeline as text, in the SVG and in the workload file."""
     assert len(MODELS) >= 9
