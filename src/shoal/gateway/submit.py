@@ -94,11 +94,16 @@ class Submitter:
         """The answer to a job; see `Submits`."""
         waiting = self._begin(job)
         try:
-            await self._publish(waiting)
+            for index in range(len(waiting.spans)):
+                await self._submit(waiting, index)
+                if waiting.done.done():
+                    break  # refused already: the rest need not be sent
             await waiting.done
             return join(waiting.gather.parts())
         finally:
-            await self._end(waiting)
+            self._end(waiting)
+            if not waiting.gather.complete:
+                await self._withdraw(waiting.request)
 
     async def stream(self, job: Job) -> AsyncGenerator[Grown, None]:
         """The texts of a job as they grow; see `Submits`."""
@@ -106,7 +111,10 @@ class Submitter:
         waiting.growth = growth = Growth(len(waiting.spans))
         waiting.done.add_done_callback(lambda _: growth.changed.set())
         try:
-            await self._publish(waiting)
+            for index in range(len(waiting.spans)):
+                await self._submit(waiting, index)
+                if waiting.done.done():
+                    break
             while growth.news or not waiting.done.done():
                 for grown in growth.take():
                     yield grown
@@ -114,7 +122,9 @@ class Submitter:
                     await growth.changed.wait()
             waiting.done.result()
         finally:
-            await self._end(waiting)
+            self._end(waiting)
+            if not waiting.gather.complete:
+                await self._withdraw(waiting.request)
 
     def _begin(self, job: Job) -> Waiting:
         """Splits a job that may be taken, and waits for the outcomes of its items."""
@@ -148,23 +158,16 @@ class Submitter:
             self._waiting[f"{request}.{index}"] = (waiting, index)
         return waiting
 
-    async def _publish(self, waiting: Waiting) -> None:
-        for index in range(len(waiting.spans)):
-            await self._submit(waiting, index)
-            if waiting.done.done():
-                break  # refused already: the rest need not be sent
-
-    async def _end(self, waiting: Waiting) -> None:
+    def _end(self, waiting: Waiting) -> None:
         """Nobody waits for the job any more."""
         waiting.timer.cancel()
         if not waiting.done.cancel() and not waiting.done.cancelled():
             waiting.done.exception()  # another error may have come first
         job = waiting.job
         self._backlog.add(job.lane, job.entry.key, -sum(waiting.costs_tokens))
-        for index in range(len(waiting.spans)):
-            self._waiting.pop(f"{waiting.request}.{index}", None)
         if not waiting.gather.complete:
-            await self._withdraw(waiting.request)
+            for index in range(len(waiting.spans)):
+                self._waiting.pop(f"{waiting.request}.{index}", None)
         for ref in waiting.payloads:
             self._spawn(self._queue.payloads.delete(ref))
 
