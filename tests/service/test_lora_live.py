@@ -150,6 +150,8 @@ def test_lora_added_adapter_is_served_fresh_and_gone_when_removed(serve, lora, t
     assert not fresh.any()
     second = next(k for k, row in _listed(lora).items() if row["entry"] and "@tone@" in k)
     np.testing.assert_array_equal(_vector(_encode(serve, "base@tone")), _expected(second))
+    card = httpx.get(f"{serve.url}/v1/models/base@tone").json()
+    assert card["description"] == "A tone."
     assert f"= {second}" in lora("add", "base@tone", "--source", folder)[1]
 
     assert lora("remove", "base@tone")[0] == 0

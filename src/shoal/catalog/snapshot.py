@@ -104,7 +104,7 @@ class Snapshot:
         guess = did_you_mean(wrong, near, max_names=3)
         return (
             f"model `{base}` has no adapter or revision `{_short(rest)}`"
-            f"{guess or f'; /v1/models lists its {len(names)} adapters'}"
+            f"{guess or '; /v1/models lists its adapters'}"
         )
 
 

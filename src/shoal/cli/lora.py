@@ -61,7 +61,7 @@ class Wish:
     revision: str | None
     digests: list[str]
     licence: str | None
-    description: str
+    description: str | None
 
 
 def add(reach: Reach, wish: Wish, *, dry_run: bool) -> int:
@@ -103,14 +103,15 @@ def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
             f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters; another entry "
             "of it could run on torch"
         )
+    before = next((each for each in catalog.adapters if each.id == f"{base.id}@{name}"), None)
     wanted = {
         "name": name,
         "base": base.id,
         "source": located(wish.source),
         "revision": wish.revision or "1",
         "digests": dict(_digest(text) for text in wish.digests),
-        "licence": wish.licence,
-        "description": wish.description,
+        "licence": wish.licence or (before.licence if before else None),
+        "description": wish.description or (before.description if before else ""),
     }
     faults = shape(wanted, Adapter)
     if faults:

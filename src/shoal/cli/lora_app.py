@@ -42,7 +42,7 @@ def add(
         typer.Option("--digest", metavar="FILE=SHA256", help="What a file of it must be."),
     ] = None,
     licence: Annotated[str | None, typer.Option(help="Licence of the adapter.")] = None,
-    description: Annotated[str, typer.Option(help="One line for people.")] = "",
+    description: Annotated[str | None, typer.Option(help="One line for people.")] = None,
     dry_run: DryRun = False,
     nats_url: Url = None,
     pool: Pool = None,
