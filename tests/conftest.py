@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from shoal.bundles.definition import read
+from shoal.bundles.shelf import Shelf
 from shoal.queue.connection import Address
 from shoal.queue.server import EmbeddedServer
+from tests.support.bundle_builds import built
 from tests.support.shoal_process import Serve
 
 # These kill processes and wait for elections and restarts in real time, on whatever machine runs
@@ -66,6 +69,15 @@ def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = Serve(tmp_path_factory.mktemp("live"))
     yield server.url
     assert server.leave() == 0, server.output
+
+
+@pytest.fixture(scope="session")
+def candle_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder in which the bundle `candle` is built."""
+    folder = tmp_path_factory.mktemp("candle")
+    shelf = Shelf(folder / "bundles", read())
+    run(built(shelf, shelf.named("candle")), timeout_s=110)
+    return folder
 
 
 def run(main: Coroutine[Any, Any, None], timeout_s: float = 30.0) -> None:

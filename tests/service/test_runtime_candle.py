@@ -19,7 +19,7 @@ from shoal.ipc.messages import ItemDone, Ran, RunItem
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Params, Result
 from tests.conftest import run
-from tests.support.bundle_builds import built, started
+from tests.support.bundle_builds import started
 from tests.support.runtime_models import (
     MINILM,
     array,
@@ -46,12 +46,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache folder in which the bundle is built."""
-    folder = tmp_path_factory.mktemp("cache")
-    shelf = Shelf(folder / "bundles", read())
-    run(built(shelf, shelf.named("candle")), timeout_s=110)
-    return folder
+def cache(candle_cache):
+    return candle_cache
 
 
 def ran(cache: Path, model, *items: RunItem, block_tokens: int | None = None) -> Ran:

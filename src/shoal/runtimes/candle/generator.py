@@ -152,8 +152,8 @@ class TextGenerator:
             max_tokens=min(asked.max_tokens or room, room),
             frequency_penalty=asked.frequency_penalty or None,
             presence_penalty=asked.presence_penalty or None,
-            logprobs=asked.logprobs is not None,
-            top_logprobs=asked.logprobs,
+            logprobs=True,  # without them, tokens that end within a character have no chunk
+            top_logprobs=asked.logprobs or 0,
             grammar=asked.schema,
             grammar_type=None if asked.schema is None else "json_schema",
             adapter=item.adapter or None,

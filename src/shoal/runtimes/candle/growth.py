@@ -70,7 +70,8 @@ class Growth:
             if reason == "length":
                 text = text.rstrip(_CUT)
             own_end = reason is not None and reason != "length" and not text
-            logprobs = [] if choice.logprobs is None or own_end else [_logprob(choice.logprobs)]
+            wanted = self._asked.logprobs is not None and not own_end
+            logprobs = [_logprob(choice.logprobs)] if wanted else []
             self._grow(self._stops.feed(text), 1, logprobs)
             if self._stops.hit:
                 self._end("stop")
