@@ -26,7 +26,7 @@ def write_adapter(folder: Path, *, seed: int = 0, width: int = WIDTH, rank: int 
         "task_type": "FEATURE_EXTRACTION",
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": ["query"],
+        "target_modules": [MODULE],
         "bias": "none",
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -261,4 +261,6 @@ def _plain(value: Any) -> Any:
         return _trimmed(value)
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
     return msgspec.to_builtins(value)
