@@ -18,11 +18,11 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 	done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install check lint types test chaos contract docs bench soak clean distclean
+.PHONY: help serve install check check-engines lint types test chaos contract docs bench soak clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 serve: $(BASE) $(EXTRAS:%=$(VENV)/.stamp-%) ## Install what is needed and serve the demo models (EXTRAS="torch spacy", ARGS="--port 9000")
 	@exec $(BIN)/shoal serve $(ARGS)
@@ -50,6 +50,10 @@ chaos: $(DEV) ## Break everything under load and account for every request (SEED
 
 contract: $(DEV) ## Check every runtime against the contract; write docs/runtimes.json
 	$(BIN)/python -m tests.contract
+
+check-engines: $(DEV) ## Build the bundle of SGLang (minutes, 3 GB) and check the runtime with the real server
+	$(BIN)/shoal bundles build sglang --cache-dir .shoal/engines
+	CHECK_ENGINES=1 $(BIN)/pytest tests/service/test_runtime_sglang.py tests/service/test_runtime_sglang_server.py
 
 docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs

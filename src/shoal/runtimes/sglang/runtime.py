@@ -49,16 +49,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """A text that grows, and the server's name for it: an item may come a second time."""
+    """A text that grows. rid: the server's name for it: an item may come a second time."""
 
-    text: Text
+    item: str
     rid: str
+    text: Text
     task: asyncio.Task[None]
 
 
 @dataclass(slots=True)
 class Served:
-    """A model with its server. texts: those that grow, by their item."""
+    """A model with its server. texts: those that grow, by the server's names for them."""
 
     spec: ModelSpec
     plan: command.Plan
@@ -226,7 +227,6 @@ class SglangRuntime:
         if item.adapter and item.adapter not in served.adapters:
             raise ModelUnavailable(f"{item.adapter} is not loaded")
         body = {
-            "rid": f"{item.item}-{next(self._numbers)}",
             "input_ids": ids,
             "sampling_params": sampling(asked, len(ids), served.limits),
             "stream": True,
@@ -236,16 +236,16 @@ class SglangRuntime:
             body["return_text_in_logprobs"] = True
         if item.adapter:
             body["lora_path"] = item.adapter
-        text = Text(asked, len(ids), emit)
-        self._wait(self._begin(served, item.item, text, body))
+        self._wait(self._begin(served, item.item, Text(asked, len(ids), emit), body))
 
     async def _begin(self, served: Served, item: str, text: Text, body: dict[str, Any]) -> None:
         if len(served.texts) >= served.plan.slots:
             raise CapacityError(f"{served.spec.key} has no slot free")
-        task = asyncio.create_task(self._grow(served, item, text, body), name=f"text {item}")
-        served.texts[item] = Growing(text, str(body["rid"]), task)
+        rid = f"{item}-{next(self._numbers)}"
+        task = asyncio.create_task(self._grow(served, text, body | {"rid": rid}), name=rid)
+        served.texts[rid] = Growing(item, rid, text, task)
 
-    async def _grow(self, served: Served, item: str, text: Text, body: dict[str, Any]) -> None:
+    async def _grow(self, served: Served, text: Text, body: dict[str, Any]) -> None:
         try:
             async with aclosing(served.contract.stream(body)) as chunks:
                 async for chunk in chunks:
@@ -256,9 +256,7 @@ class SglangRuntime:
         except ShoalError as error:
             text.fail(error)
         finally:
-            growing = served.texts.get(item)
-            if growing is not None and growing.text is text:
-                del served.texts[item]
+            served.texts.pop(body["rid"], None)
 
     def stop(self, item: str) -> None:
         """Ends a text early."""
@@ -266,8 +264,8 @@ class SglangRuntime:
 
     def _stop(self, item: str) -> None:
         for served in list(self._models.values()):
-            growing = served.texts.pop(item, None)
-            if growing is not None:
+            for growing in [one for one in served.texts.values() if one.item == item]:
+                del served.texts[growing.rid]
                 growing.text.end("cancelled")
                 ending = self._loop.create_task(self._abort(served, growing))
                 self._ending.add(ending)
