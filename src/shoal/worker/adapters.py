@@ -244,6 +244,10 @@ class Adapters:
         self, copy: _Copy, entry: Entry, connection: RuntimeConnection, keys: set[str]
     ) -> Faults:
         """Loads what is missing and pins all that is there; single flight for each copy."""
+        if not connection.hello.result().traits.lora:
+            # No fault of theirs: another runtime of the model may be on its way.
+            why = f"{entry.key} runs on {entry.runtime}, which takes no adapters"
+            return {key: ModelUnavailable(why, retry_after_s=1.0) for key in keys}
         async with copy.turn:
             specs, faults = await self._specs(copy, keys)
             wanted = [key for key in keys if key not in faults]
