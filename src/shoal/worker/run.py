@@ -108,10 +108,7 @@ class Worker:
         self._choices = Choices(self._installed, residents.devices, self._costs)
         self._residency = self._make_residency(devices, residents)
         self._dispatch = Dispatch(
-            policy_of(settings, self._scheduler),
-            self._held,
-            residents,
-            self._roster.lines,
+            *(policy_of(settings, self._scheduler), self._held, residents, self._roster.lines),
             metrics=metrics,
             costs=self._costs,
             run_timeout_s=settings.run_timeout_s,
@@ -122,17 +119,7 @@ class Worker:
             costs=self._costs,
             run_timeout_s=settings.run_timeout_s,
         )
-        self._intake = Intake(
-            *(queue, self._held, self._residency),
-            Placing(
-                *(self._held, self._roster, self._dispatch, self._streams),
-                costs=self._costs,
-                adapters=residents.adapters,
-            ),
-            roster=self._roster,
-            cache_dir=settings.cache_dir,
-            on_traits=self._rules.on_traits,
-        )
+        self._intake = self._make_intake(residents.adapters)
         self._heartbeat = Heartbeat(
             *(self.name, self._roster, self._residency, self._held),
             costs=self._costs,
@@ -169,6 +156,19 @@ class Worker:
             worker=self.name,
         )
 
+    def _make_intake(self, adapters: Adapters) -> Intake:
+        placing = Placing(
+            *(self._held, self._roster, self._dispatch, self._streams),
+            costs=self._costs,
+            adapters=adapters,
+        )
+        return Intake(
+            *(self._queue, self._held, self._residency, placing),
+            roster=self._roster,
+            cache_dir=self._settings.cache_dir,
+            on_traits=self._rules.on_traits,
+        )
+
     def _connect_rooms(self) -> None:
         self._dispatch.on_room = self._intake.pull
         self._dispatch.on_idle = self._residency.wake
@@ -181,7 +181,7 @@ class Worker:
         self._residency.moves.on_told = self._tell_status
         self._peers.on_new = self._due.set
         self._choices.on_switch = self._on_switch
-        self._choices.has_adapters = self._has_adapters
+        self._choices.has_adapters = self._following.has_adapters
         self._residency.residents.faults.take_over = self._choices.take_over
         self._intake.will_switch = self._choices.will_switch
 
@@ -193,9 +193,6 @@ class Worker:
             self._streams.strand(entry)
         else:
             self._dispatch.strand(entry)
-
-    def _has_adapters(self, model: str) -> bool:
-        return any(adapter.base == model for adapter in self._following.snapshot.adapters)
 
     def _on_switch(self, entry: Entry) -> None:
         """Another runtime serves it: what was prepared for the last one comes again."""
