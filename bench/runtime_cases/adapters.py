@@ -21,11 +21,12 @@ from measure.rounds import rotated, rounds
 from safetensors.numpy import save_file
 
 from runtime_cases.extracted import cosine_of_extracted
+from runtime_cases.llama import LAYERS, WIDTH, write_llama
 from runtime_cases.places import CACHE, running, why_not
 from shoal.catalog.load import load
 from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
-from shoal.catalog.variants import on_runtime, runtimes_of
+from shoal.catalog.variants import on_runtime
 from shoal.cli.samples import encode_item, make_item, sentences
 from shoal.errors import RuntimeFault
 from shoal.ipc.client import RuntimeConnection
@@ -35,7 +36,7 @@ from shoal.wire.generation import Generation
 from shoal.worker.tokenise import Tokeniser
 
 ENCODER, ENCODER_WIDTH, ENCODER_LAYERS = "all-minilm-l6-v2", 384, 6
-GENERATOR_WIDTH, GENERATOR_LAYERS = 576, 30  # of SmolLM2-135M
+GENERATORS = ("candle", "sglang")
 ADAPTERS, STREAM_ADAPTERS = 8, 4
 TEXTS, TOKENS, RANK = 64, 24, 8
 BUDGET_S = 60.0
@@ -66,30 +67,31 @@ def run(report: Report, *, quick: bool) -> None:
             specs = _encoder_adapters(Path(folder), entry)
             report.add(**_row(entry, asyncio.run(_encoder(entry, specs, most))))
             report.headline["lora_cosine"] = asyncio.run(cosine_of_extracted(catalog))
-        for entry in (each for each in catalog.entries if each.generates):
-            for runtime in runtimes_of(entry):
-                if reason := why_not(runtime):
-                    print(f"left out: adapters on {runtime}: {reason}", flush=True)
-                    continue
-                alone = on_runtime(entry, runtime)
-                specs = _generator_adapters(Path(folder), alone)
-                try:
-                    found = asyncio.run(_generator(alone, specs, most))
-                except RuntimeFault as error:
-                    print(f"left out: adapters on {runtime}: {error}", flush=True)
-                else:
-                    report.add(**_row(alone, found))
+        for runtime in GENERATORS:
+            if reason := why_not(runtime):
+                print(f"left out: adapters on {runtime}: {reason}", flush=True)
+                continue
+            entry = write_llama(Path(folder) / "llama", runtime)
+            specs = _generator_adapters(Path(folder), entry)
+            try:
+                found = asyncio.run(_generator(entry, specs, most))
+            except RuntimeFault as error:
+                print(f"left out: adapters on {runtime}: {error}", flush=True)
+            else:
+                report.add(**_row(entry, found))
 
 
 def _row(entry: Entry, found: Found) -> dict[str, object]:
     rates = {way: median(each) for way, each in found.rates.items()}
-    switch = {"switch ms": 1e3 * (median(found.switch_s) - median(found.stay_s))}
+    switch = {}
+    if found.switch_s:
+        switch = {"switch ms": 1e3 * (median(found.switch_s) - median(found.stay_s))}
     return {
         "2. model": entry.id,
         "runtime": entry.runtime,
         "load ms": 1e3 * median(found.load_s),
         "unload ms": 1e3 * median(found.unload_s),
-        **(switch if found.switch_s else {}),
+        **switch,
         **{f"{way} tok/s": rate for way, rate in rates.items()},
         "mixed/separate": rates["mixed"] / rates["separate"],
         "mixed/bare": rates["mixed"] / rates["bare"],
@@ -194,7 +196,7 @@ def _with(item: RunItem, adapter: str) -> RunItem:
 
 
 def _text(entry: Entry, traits: Traits, number: int, adapter: str) -> RunItem:
-    prompt = sentences()[number % len(sentences())]
+    prompt = " ".join(f"w{2 + (number + n) % 100}" for n in range(16))
     how = Params(generation=Generation(max_tokens=TOKENS, temperature=0.0))
     made = make_item(entry, traits, None, Inputs(texts=[prompt]), how, name=str(number))
     return RunItem(
@@ -215,10 +217,8 @@ def _encoder_adapters(folder: Path, entry: Entry) -> list[AdapterSpec]:
 
 
 def _generator_adapters(folder: Path, entry: Entry) -> list[AdapterSpec]:
-    modules = [f"model.layers.{n}.self_attn.q_proj" for n in range(GENERATOR_LAYERS)]
-    return [
-        _adapter(folder, entry, f"g{n}", modules, GENERATOR_WIDTH) for n in range(STREAM_ADAPTERS)
-    ]
+    modules = [f"model.layers.{n}.self_attn.q_proj" for n in range(LAYERS)]
+    return [_adapter(folder, entry, f"g{n}", modules, WIDTH) for n in range(STREAM_ADAPTERS)]
 
 
 def _adapter(
