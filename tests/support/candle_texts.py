@@ -178,12 +178,16 @@ def _letters() -> Tokenizer:
 
 
 def without_template(folder: Path, source: Path) -> Path:
-    """A copy of a model's folder that has no chat template."""
+    """A copy of a model's folder that has no chat template, and does not name its class."""
     folder.mkdir()
     for path in source.iterdir():
         if path.name == "tokenizer_config.json":
             config = json.loads(path.read_text())
             config.pop("chat_template", None)
+            (folder / path.name).write_text(json.dumps(config))
+        elif path.name == "config.json":  # as of a folder that was made from a GGUF file
+            config = json.loads(path.read_text())
+            config.pop("architectures")
             (folder / path.name).write_text(json.dumps(config))
         elif path.name != "chat_template.jinja":
             (folder / path.name).symlink_to(path)

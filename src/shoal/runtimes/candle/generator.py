@@ -47,6 +47,13 @@ MAX_ADAPTERS = 64
 _LOST = 70
 _USUAL = ("model.safetensors", f"model{INDEX}")
 _ALSO = ("tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
+# What a folder means that names only its kind, as one has that was made from a GGUF file.
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 _DEFAULTS = ("temperature", "top_p", "top_k")
 
 
@@ -276,7 +283,11 @@ def _fill(view: Path, weights: Path, spec: ModelSpec) -> list[Path]:
     links |= {name: folder / name for name in _ALSO if (folder / name).is_file()}
     for name, target in links.items():
         (view / name).symlink_to(target.resolve())
-    (view / "config.json").write_text(json.dumps(config_of(folder)), "utf-8")
+    config = config_of(folder)
+    usual = _ARCHITECTURES.get(str(config.get("model_type")))
+    if usual is not None and not config.get("architectures"):
+        config["architectures"] = [usual]
+    (view / "config.json").write_text(json.dumps(config), "utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     tokenizer["post_processor"] = None
     (view / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
