@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.lora_from_finetune")
-    parser.add_argument("--base", default="all-minilm-l6-v2", metavar="MODEL")
+    parser.add_argument("--base", default="all-minilm-l6-v2-torch", metavar="MODEL")
     parser.add_argument("--tuned", default="sre-minilm", metavar="MODEL", help="made from the base")
     parser.add_argument("--catalog", type=Path, metavar="DIR", help="the demo when left out")
     parser.add_argument("--rank", type=int, default=16)
