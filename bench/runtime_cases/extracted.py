@@ -1,22 +1,22 @@
 """An adapter that was extracted from a fine-tuned model, run beside that model.
 
-Owns the extraction (the best low-rank part of what the linear maps differ by: the first singular
-vectors, Eckart and Young 1936), the texts, and the comparison: the mean cosine of the vectors of
-the base with the adapter to those of the fine-tuned model, both on torch.
+Owns the texts and the comparison: the mean cosine of the vectors of the base with the adapter to
+those of the fine-tuned model, both on torch. Does not own the extraction, which is the example
+`examples/lora_from_finetune`.
 """
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
 
 from runtime_cases.places import CACHE, running
-from shoal.catalog.resolve import resolve_source, tokenizer_path
+from shoal.catalog.resolve import tokenizer_path
 from shoal.catalog.schema import Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.catalog.variants import on_runtime
@@ -27,6 +27,7 @@ from shoal.worker.tokenise import Tokeniser
 
 BASE, TUNED = "all-minilm-l6-v2", "sre-minilm"
 RANK = 16
+ROOT = Path(__file__).parents[2]
 # What people who run clusters write: the fine-tuned model is theirs.
 TEXTS = (
     "pod keeps crashing",
@@ -49,42 +50,19 @@ async def cosine_of_extracted(catalog: Snapshot) -> float:
     base = on_runtime(catalog.resolve(BASE), "torch")
     tuned = on_runtime(catalog.resolve(TUNED), "torch")
     with tempfile.TemporaryDirectory() as folder:
-        _extract(base, tuned, Path(folder))
-        spec = AdapterSpec(f"{base.id}@extracted@1", folder)
+        place = Path(folder) / "adapter"
+        _extract(base, tuned, place)
+        spec = AdapterSpec(f"{base.id}@extracted@1", str(place))
         ours = await _vectors(base, spec)
     theirs = await _vectors(tuned, None)
     return float((ours * theirs).sum(axis=1).mean())
 
 
 def _extract(base: Entry, tuned: Entry, place: Path) -> None:
-    """Writes an adapter of the base, as PEFT does."""
-    before, after = (
-        load_file(resolve_source(entry.source, CACHE) / "model.safetensors")
-        for entry in (base, tuned)
-    )
-    tensors, modules = {}, set()
-    for name, old in before.items():
-        new = after.get(name)
-        if new is None or old.ndim != 2 or not name.startswith("encoder.layer."):
-            continue
-        u, s, v = np.linalg.svd(
-            new.astype(np.float32) - old.astype(np.float32), full_matrices=False
-        )
-        module = name.removesuffix(".weight")
-        modules.add(module)
-        stored = f"base_model.model.{module}"
-        tensors[f"{stored}.lora_A.weight"] = np.ascontiguousarray(v[:RANK])
-        tensors[f"{stored}.lora_B.weight"] = np.ascontiguousarray(u[:, :RANK] * s[:RANK])
-    save_file(tensors, place / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "task_type": "FEATURE_EXTRACTION",
-        "r": RANK,
-        "lora_alpha": RANK,
-        "target_modules": sorted(modules),
-        "bias": "none",
-    }
-    (place / "adapter_config.json").write_text(json.dumps(config))
+    """Has the example write an adapter of the base."""
+    names = ("--base", base.id, "--tuned", tuned.id, "--rank", str(RANK), "--out", str(place))
+    command = [sys.executable, "-m", "examples.lora_from_finetune", *names]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 async def _vectors(entry: Entry, spec: AdapterSpec | None) -> Floats:

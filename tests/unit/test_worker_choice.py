@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shoal.bundles.definition import read
 from shoal.bundles.shelf import Shelf
 from shoal.catalog.schema import Alternative, Entry, Profile
 from shoal.core.choice import MARGIN
@@ -90,6 +91,18 @@ def test_choices_pass_over_what_does_not_compute_on_the_devices(tmp_path, entry)
     listed = msgspec.structs.replace(entry, runtime="candle", alternatives=[Alternative("torch")])
     assert worker.choices.served(listed).runtime == "torch"
     assert "computes on cpu" in worker.choices.others(listed.key)["candle"]
+
+
+def test_choices_build_nothing_for_an_alternative(worker, tmp_path, entry):
+    """A bundle that is not built counts where it is the entry's own runtime's only."""
+    absent = Facts("not installed", [], adapts=False)
+    worker.installed.take({"onnx": absent, "candle": absent}, Shelf(tmp_path, read()))
+    own = msgspec.structs.replace(entry, runtime="candle", alternatives=[Alternative("onnx")])
+    assert worker.choices.served(own).runtime == "candle"
+    worker.choices.forget(own.key)
+    listed = msgspec.structs.replace(entry, alternatives=[Alternative("candle")])
+    assert worker.choices.served(listed).runtime == "onnx"
+    assert "shoal bundles build candle" in worker.choices.others(listed.key)["candle"]
 
 
 def test_choices_follow_what_was_measured_at_the_next_start(tmp_path, entry):

@@ -151,6 +151,9 @@ class Choices:
         """Why a runtime cannot serve; the lack of adapters counts only where another has them."""
         broken = self._broken.get(entry.key, {}).get(alone.runtime)
         reason = broken or self._installed.why_not(alone)
+        if reason is None and alone.runtime != entry.runtime:
+            # An environment may be gigabytes: only that of the entry's own runtime comes unasked.
+            reason = self._installed.unbuilt(alone.runtime)
         if reason is None and self._lacks_adapters(entry, alone.runtime):
             return "it does not run adapters, and the model has some"
         return reason

@@ -37,6 +37,7 @@ class Installed:
         self._kinds = sorted(set(kinds))
         self._runtimes: dict[str, str | None] = {}
         self._without_adapters: frozenset[str] = frozenset()
+        self._shelf: Shelf | None = None
 
     async def look(self, shelf: Shelf) -> None:
         """Asks this environment, and adds what bundles have. Raises `OperatorError`."""
@@ -54,6 +55,7 @@ class Installed:
 
     def take(self, found: Mapping[str, Facts], shelf: Shelf) -> None:
         """Takes over what a probe has found."""
+        self._shelf = shelf
         self._runtimes = shelf.complete({name: facts.why_not for name, facts in found.items()})
         self._without_adapters = frozenset(n for n, facts in found.items() if not facts.adapts)
         for name, facts in found.items():
@@ -70,6 +72,13 @@ class Installed:
             known = ", ".join(self._runtimes)
             return f"runtime `{entry.runtime}` is unknown here; known are {known}"
         return self._runtimes[entry.runtime] or why_absent(entry)
+
+    def unbuilt(self, runtime: str) -> str | None:
+        """That a runtime's bundle is still to be built, and how; None where nothing is."""
+        bundle = self._shelf.of(runtime) if self._shelf is not None else None
+        if self._shelf is None or bundle is None or self._shelf.is_built(bundle):
+            return None
+        return f"the bundle `{bundle.name}` is not built: {self._shelf.cure(bundle)}"
 
     def adapts(self, runtime: str) -> bool:
         """Whether a runtime runs models with adapters, as far as is known."""
