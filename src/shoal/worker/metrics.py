@@ -77,17 +77,20 @@ class Metrics:
         self.loads = Counter("shoal_worker_loads", "Loads that ended well.", registry=r)
         self.load_s = Counter("shoal_worker_load_seconds", "What they took.", registry=r)
         self.evictions = Counter("shoal_worker_evictions", "Copies that went.", registry=r)
+        self._count_memory(r)
+
+    def _count_memory(self, registry: CollectorRegistry) -> None:
         self.memory_used = Gauge(
             "shoal_worker_memory_used_bytes",
             "What the runtime processes hold, loads under way included.",
             ["memory"],
-            registry=r,
+            registry=registry,
         )
         self.memory_budget = Gauge(
             "shoal_worker_memory_budget_bytes",
             "What models may use at the moment.",
             ["memory"],
-            registry=r,
+            registry=registry,
         )
 
     def on_batch(self, batch: Batch, ran: Ran) -> None:
