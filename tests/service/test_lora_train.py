@@ -133,6 +133,7 @@ def test_trained_adapter_is_the_same_in_the_torch_runtime_and_in_peft(trained, t
     words = shlex.split(trained.printed[trained.printed.index("shoal lora add") :])
     assert words[3] == f"{BASE}@stdlib"
     assert words[words.index("--source") + 1] == trained.folder.as_uri()
+    assert "will be refused" not in trained.printed
     named = dict(word.split("=") for word in words if word.startswith("adapter_"))
     assert named == digests(trained.folder.glob("adapter_*")) == trained.card.digests
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,13 @@ from rich.progress import (
 from rich.table import Table
 
 from shoal.catalog.load import load
+from shoal.catalog.snapshot import Snapshot
+from shoal.cli.lora import Wish as Addition
+from shoal.cli.lora import proposal
 from shoal.clock import monotonic
+from shoal.errors import ShoalError
 from shoal.settings import let_threads_sleep
-from shoal.train.card import Card, cost, refuse_full, write
+from shoal.train.card import cost, refuse_full, write
 from shoal.train.encoder import open_encoder
 from shoal.train.loop import Measured, Plan, Run, Step, Training
 from shoal.train.measures import Measures
@@ -63,7 +67,8 @@ def train(wish: Wish, plan: Plan) -> int:
     """Trains and writes the adapter; the exit code: 1 where it is no better than its base."""
     console = Console(highlight=False)
     refuse_full(wish.out)
-    entry = load(wish.catalog).resolve(wish.base)
+    catalog = load(wish.catalog)
+    entry = catalog.resolve(wish.base)
     parts = split(wish.pairs, read(wish.pairs), wish.held_out, plan.seed)
     let_threads_sleep()
     with TemporaryDirectory() as cache:
@@ -92,17 +97,30 @@ def train(wish: Wish, plan: Plan) -> int:
             price_per_hour=wish.price_per_hour,
         )
     console.print(f"Adapter: {wish.out}\nServe it:", soft_wrap=True)
-    console.print(f"  {command(entry.id, wish.out, card)}", soft_wrap=True, markup=False)
+    name = f"{entry.id}@{wish.out.resolve().name}"
+    command = _command(name, wish.out, card.digests)
+    console.print(f"  {command}", soft_wrap=True, markup=False)
+    why_not = _refusal(name, wish.out, catalog)
+    if why_not:
+        console.print(f"note: as the catalog is, it will be refused: {why_not}", soft_wrap=True)
     return 0
 
 
-def command(base: str, folder: Path, card: Card) -> str:
+def _command(name: str, folder: Path, digests: Mapping[str, str]) -> str:
     """What registers the adapter at a running cluster."""
-    words = ["shoal", "lora", "add", f"{base}@{folder.resolve().name}"]
-    words += ["--source", folder.resolve().as_uri()]
-    for name, digest in card.digests.items():
-        words += ["--digest", f"{name}={digest}"]
+    words = ["shoal", "lora", "add", name, "--source", folder.resolve().as_uri()]
+    for file, digest in digests.items():
+        words += ["--digest", f"{file}={digest}"]
     return shlex.join(words)
+
+
+def _refusal(name: str, folder: Path, catalog: Snapshot) -> str | None:
+    """Why that command would refuse the adapter, as far as is known without the cluster."""
+    try:
+        proposal(Addition(name, str(folder.resolve()), None, [], None, None), catalog)
+    except ShoalError as error:
+        return error.message
+    return None
 
 
 @contextmanager
