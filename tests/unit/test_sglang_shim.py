@@ -32,7 +32,9 @@ mode: T.Mode.best | None = None
 def said(folder: Path, program: str, *, gpu: bool = False) -> subprocess.CompletedProcess[str]:
     """What a process says that starts with the shim, as those of the bundle do."""
     (folder / "torch.py").write_text(TORCH.format(gpu=gpu))
-    (folder / "sglang.py").write_text(SGLANG)
+    (folder / "sglang").mkdir(exist_ok=True)
+    (folder / "sglang" / "__init__.py").write_text("from sglang.server import fast")
+    (folder / "sglang" / "server.py").write_text(SGLANG)
     (folder / "shim.py").write_text((BUILTIN / "sglang_shim.py").read_text())
     return subprocess.run(
         [
@@ -69,6 +71,14 @@ def test_shim_changes_nothing_with_a_gpu_or_before_sglang(tmp_path):
     """Where torch sees a GPU, a missing package is missing; so it is before SGLang is imported."""
     assert "No module named 'torchvision'" in said(tmp_path, "import sglang", gpu=True).stderr
     assert "No module named 'sgl_kernel'" in said(tmp_path, "import sgl_kernel").stderr
+
+
+def test_shim_loads_nothing_for_who_only_looks(tmp_path):
+    """To find out whether SGLang is installed costs no torch."""
+    program = (
+        "import importlib.util as u; print(u.find_spec('sglang').name, 'torch' in sys.modules)"
+    )
+    assert said(tmp_path, program).stdout.strip() == "sglang False"
 
 
 def test_shim_prefers_an_installed_package(tmp_path):

@@ -63,10 +63,13 @@ class _StandIns(MetaPathFinder, Loader):
 
 
 class _OnSglang(MetaPathFinder):
-    """Asked first, for the moment in which a process first imports SGLang; finds nothing itself."""
+    """Asked first, for the moment in which a process first imports a part of SGLang.
+
+    Whoever only asks whether SGLang is there is not made to load torch. It finds nothing itself.
+    """
 
     def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname != "sglang":
+        if not fullname.startswith("sglang."):
             return
         sys.meta_path.remove(self)
         import torch

@@ -60,14 +60,28 @@ def unpacked(key: str, file: Path, cache_dir: Path) -> Path:
 def main(file: Path, folder: Path) -> None:
     """Unpacks a file into a folder: weights, config and tokenizer."""
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     network = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float16)
+    config = network.config
     for field in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(network.config, field):
-            delattr(network.config, field)
-    network.save_pretrained(folder)
+        if hasattr(config, field):
+            delattr(config, field)
+    config.architectures = [type(network).__name__]
+    weights = network.state_dict()
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    if packed := [name for name, values in weights.items() if not values.is_floating_point()]:
+        raise SystemExit(f"{packed[0]} stays packed")
+    # Saved by hand: transformers keeps a model from GGUF for packed, also when it has unpacked it.
+    save_file(
+        {name: values.to(torch.float16).contiguous() for name, values in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 
