@@ -156,7 +156,7 @@ class Training:
             loss = self._step(trained, order[at::per_epoch], optimiser, weights)
             step = Step(number, total, 1 + (number - 1) // per_epoch, loss)
             self._on_step(step)
-            run.end = self._end(begun_s)
+            run.end = self._end(begun_s) if number < total else "done"
             if run.end == "done" and at < per_epoch - 1:
                 continue
             measures = self._measured(held_out) if math.isfinite(loss) else None
