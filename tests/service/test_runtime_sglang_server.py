@@ -10,6 +10,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -17,12 +18,20 @@ from shoal.bundles.definition import read
 from shoal.bundles.shelf import Shelf
 from shoal.errors import RuntimeCrashed
 from shoal.ipc.messages import AdapterSpec, RunItem
-from shoal.wire.envelope import Params
+from shoal.wire.envelope import Params, Result
 from shoal.wire.generation import ChatMessage, Generation
 from tests.conftest import run
 from tests.support.bundle_builds import started
 from tests.support.candle_texts import Tiny
-from tests.support.runtime_models import spec
+from tests.support.runtime_models import (
+    MINILM,
+    array,
+    cosines,
+    ids_of,
+    package_path,
+    reference_hidden,
+    spec,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -54,7 +63,7 @@ def item(name: str, prompt: str, adapter: str = "", *, chat: bool = False, **how
     return RunItem(name, "generate", [1], params=params, adapter=adapter, **said)
 
 
-def ids_of(tiny: Tiny, prompt: str, *, chat: bool = False) -> list[int]:
+def prompt_ids(tiny: Tiny, prompt: str, *, chat: bool = False) -> list[int]:
     if not chat:
         return tiny.tokenizer(prompt)["input_ids"]
     turns = [{"role": "user", "content": prompt}]
@@ -80,7 +89,7 @@ def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
     networks = [tiny.network(), *(tiny.adapter(path, at) for at, path in enumerate(folders))]
     prompts = [("a shoal of fish", False), ("hello", True)]
     expected = {
-        (at, prompt): tiny.greedy(network, ids_of(tiny, prompt, chat=chat), TOKENS)
+        (at, prompt): tiny.greedy(network, prompt_ids(tiny, prompt, chat=chat), TOKENS)
         for at, network in enumerate(networks)
         for prompt, chat in prompts
     }
@@ -130,3 +139,24 @@ def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
 
     run(main(), timeout_s=280)
     run(orphaned(), timeout_s=280)
+
+
+def test_sglang_encoder_pools_the_first_token_as_the_reference(shelf, tmp_path):
+    """Cosine >= 0.9999 with transformers, and equal texts give equal vectors: nothing is reused."""
+    folder = package_path(MINILM)
+    model = spec(folder, tmp_path, pooling="cls", max_tokens=256)
+    texts = ["hello", "a shoal of fish", "hello", "word " * 100]
+    found = []
+
+    async def main():
+        async with started(shelf, shelf.named("sglang"), "sglang") as (_, connection):
+            await connection.load(model)
+            items = [RunItem("all", "encode", [1] * len(texts), texts=texts)]
+            found.append(await connection.run(model.key, items))
+
+    run(main(), timeout_s=280)
+    (done,) = found[0].items
+    vectors = array(msgspec.msgpack.decode(done.result, type=Result), "dense")
+    expected = [reference_hidden(folder, ids)[0] for ids in ids_of(folder, *texts)]
+    assert cosines(vectors, expected).min() >= 0.9999
+    assert cosines(vectors[:1], vectors[2:3]).min() >= 0.999999
