@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import queue
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -196,6 +199,30 @@ def test_sglang_unload_ends_texts_and_leaves_no_process(tiny):
     assert not held.lost.is_set()
     with pytest.raises(ModelUnavailable):
         held.runtime.start(KEY, case("plain"), print)
+
+
+HOST = """
+import time
+from shoal.runtimes.sglang.server import Server
+Server("m@1", [], {}, print, "tests.support.forking_server")
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("killed", ["host", "server"])
+def test_sglang_nothing_outlives_a_killed_process(killed):
+    """Neither the server nor a child that is not tied to it, whichever of us is killed."""
+    host = subprocess.Popen([sys.executable, "-c", HOST])
+    family: list[psutil.Process] = []
+    give_up_s = time.monotonic() + 20
+    while len(family) < 3 and time.monotonic() < give_up_s:  # keeper, server and its child
+        family = psutil.Process(host.pid).children(recursive=True)
+        time.sleep(0.02)
+    assert len(family) == 3
+    (host if killed == "host" else family[1]).kill()
+    assert not psutil.wait_procs(family, 10)[1]
+    host.kill()
+    host.wait()
 
 
 def test_sglang_server_that_does_not_start_says_why(tiny):

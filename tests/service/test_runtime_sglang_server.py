@@ -75,7 +75,7 @@ def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
 
     A text that is stopped leaves the others as they are; when the server is killed in the middle of
     a text, its runtime process ends as well and the call says so; when the runtime process is
-    killed, no process of the server is left.
+    killed while the server still starts others, none of them is left.
     """
     model = spec(
         *(tiny.folder, tmp_path),
@@ -124,17 +124,21 @@ def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
             connection.generate(KEY, item("lost", "lost", max_tokens=None))
         )
         await asyncio.sleep(0.2)
-        next(one for one in family if "launch_server" in str(one.cmdline())).kill()
+        next(one for one in family if "shoal.ipc.guard" in one.cmdline()).kill()
         with pytest.raises(RuntimeCrashed):
             await growing
         assert psutil.wait_procs(family, 20)[1] == []
 
     async def orphaned():
         async with started(shelf, shelf.named("sglang"), "sglang") as (process, connection):
-            await connection.load(model)
-            family = psutil.Process(process.pid).children(recursive=True)
-            assert len(family) >= 3  # the server, its scheduler and its detokenizer
+            loading = asyncio.create_task(connection.load(model))
+            family = []
+            while len(family) < 5:  # the keeper, the server, and three that it starts
+                family = psutil.Process(process.pid).children(recursive=True)
+                await asyncio.sleep(0.05)
             await process.kill()
+            with pytest.raises(RuntimeCrashed):
+                await loading
             assert psutil.wait_procs(family, 20)[1] == []
 
     run(main(), timeout_s=280)

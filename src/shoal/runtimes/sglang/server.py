@@ -1,7 +1,7 @@
 """The process of a server: started beside this one, watched, and gone when this one is.
 
-Owns its life, its log and what it and its own children hold of memory. Does not own its command
-line (`command`) or what is said to it (`contract`).
+Owns its life (through `keeper`), its log and what it and its own children hold of memory. Does not
+own its command line (`command`) or what is said to it (`contract`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +22,6 @@ import psutil
 
 from shoal.clock import monotonic
 from shoal.errors import ModelUnavailable, OutOfMemory
-from shoal.ipc.child import Command
 from shoal.settings import other_environment
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ _END_S = 10.0
 _TAIL_BYTES = 8192
 _TAIL_CHARS = 600
 _MODULE = "sglang.launch_server"
+_KEEPER = "shoal.runtimes.sglang.keeper"
+_KILLED = 128 + signal.SIGKILL
 
 
 def free_port() -> int:
@@ -43,11 +45,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A running server. on_lost: called by a thread when it ends before `stop`.
-
-    It has to be started by a thread that lives as long as this process: the kernel ties a child to
-    the thread that started it.
-    """
+    """A running server. on_lost: called by a thread when it ends before `stop`."""
 
     def __init__(
         self,
@@ -63,8 +61,8 @@ class Server:
         self._ready = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         self._process = subprocess.Popen(  # noqa: S603 - our own command
-            Command(name, arguments, module=module).argv(),
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", _KEEPER, module, *arguments],
+            stdin=subprocess.PIPE,  # the keeper ends the server when we close it, or are gone
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=other_environment(environment),
@@ -80,7 +78,7 @@ class Server:
         give_up_s = monotonic() + READY_S
         while not ready():
             status = self._process.poll()
-            if status == -signal.SIGKILL:
+            if status == _KILLED:
                 raise OutOfMemory(f"{self._name}: the SGLang server was killed while it loaded")
             if status is not None or monotonic() > give_up_s:
                 why = f"left with status {status}" if status is not None else "does not get ready"
@@ -108,9 +106,8 @@ class Server:
         """Ends it and its children, and returns when they are gone."""
         self._stopping = True
         family = self._family()
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._process.wait()
         psutil.wait_procs(family, timeout=_END_S)
         self._log.close()
