@@ -70,20 +70,23 @@ def prompt_ids(tiny: Tiny, prompt: str, *, chat: bool = False) -> list[int]:
     return tiny.tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
 
 
-def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
-    """Greedy texts are transformers', with adapters PEFT's, all at once in one batch.
-
-    A text that is stopped leaves the others as they are; when the server is killed in the middle of
-    a text, its runtime process ends as well and the call says so; when the runtime process is
-    killed while the server still starts others, none of them is left.
-    """
-    model = spec(
+@pytest.fixture
+def model(tiny, tmp_path):
+    return spec(
         *(tiny.folder, tmp_path),
         key=KEY,
         tasks=["generate"],
         max_tokens=256,
         options={"slots": 8, "max_adapters": 2, "adapter_rank": 8},
     )
+
+
+def test_sglang_server_keeps_the_contract(shelf, tiny, model, tmp_path):
+    """Greedy texts are transformers', with adapters PEFT's, all at once in one batch.
+
+    A text that is stopped leaves the others as they are; when the server is killed in the middle of
+    a text, its runtime process ends as well and the call says so.
+    """
     keys = ["", "tiny@one@1", "tiny@two@1"]
     folders = [tmp_path / str(seed) for seed in (1, 2)]
     networks = [tiny.network(), *(tiny.adapter(path, at) for at, path in enumerate(folders))]
@@ -129,6 +132,12 @@ def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
             await growing
         assert psutil.wait_procs(family, 20)[1] == []
 
+    run(main(), timeout_s=280)
+
+
+def test_sglang_server_that_still_loads_goes_with_its_runtime_process(shelf, model):
+    """When the runtime process is killed while the server starts others, none of them is left."""
+
     async def orphaned():
         async with started(shelf, shelf.named("sglang"), "sglang") as (process, connection):
             loading = asyncio.create_task(connection.load(model))
@@ -141,7 +150,6 @@ def test_sglang_server_keeps_the_contract(shelf, tiny, tmp_path):
                 await loading
             assert psutil.wait_procs(family, 20)[1] == []
 
-    run(main(), timeout_s=280)
     run(orphaned(), timeout_s=280)
 
 
