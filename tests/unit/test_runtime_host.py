@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -135,3 +137,41 @@ def test_host_measures_each_model_and_says_what_was_kept():
         assert host.ask(AskMemory(2)).models == {"m": loaded.memory_bytes}
         assert loaded.warm == warm
         assert host.handle(Unload(3, "m", keep=keep)).models == {}
+
+
+class Parent(Frail):
+    """A runtime whose engine is two processes beside it, which share the pages that it has."""
+
+    held_bytes = 48 * 2**20
+
+    def __init__(self):
+        super().__init__()
+        self.engine = None
+
+    def load(self, spec):
+        held = f"held = bytearray(b'x') * {self.held_bytes}"
+        code = f"import os; {held}; os.fork(); os.write(1, b'.'); os.read(0, 1)"
+        python = [sys.executable, "-I", "-S", "-c", code]
+        self.engine = subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2):
+            self.engine.stdout.read(1)
+        return False
+
+    def unload(self, key, *, keep=False):
+        with self.engine:
+            self.engine.stdin.close()
+
+    def memory(self):
+        return {}
+
+
+def test_host_counts_what_an_engine_of_several_processes_holds():
+    """In a model's size and in the process's, pages that they share once; gone when they are."""
+    host = Host(Parent())
+    before_bytes = host.ask(AskMemory(1)).process_bytes
+    loaded = host.handle(Load(2, ModelSpec("m", "", "", ["encode"])))
+    held = host.ask(AskMemory(3))
+    after = host.handle(Unload(4, "m"))
+    for grown_bytes in (loaded.memory_bytes, held.process_bytes - before_bytes):
+        assert Parent.held_bytes <= grown_bytes < 1.5 * Parent.held_bytes
+    assert after.process_bytes < before_bytes + 0.5 * Parent.held_bytes

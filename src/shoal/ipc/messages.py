@@ -287,7 +287,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory", omit_defaults=True):
-    """Bytes that the process holds, and those of each loaded model.
+    """Bytes that the process holds with its children, and those of each loaded model.
 
     device_bytes: what the process has of its device's own memory; 0 where that is host memory.
     device_free_bytes, device_total_bytes: of the device's own memory, all processes counted.

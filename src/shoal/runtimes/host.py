@@ -57,6 +57,7 @@ from shoal.ipc.server import RuntimeServer, refuse
 from shoal.runtimes.device import device_memory
 from shoal.runtimes.growing import Growing
 from shoal.runtimes.heap import give_back
+from shoal.runtimes.held import held_bytes
 from shoal.runtimes.inputs import alone
 from shoal.runtimes.interface import Adapting, Generator, RanItems, Runtime
 from shoal.runtimes.registry import create
@@ -127,7 +128,7 @@ class Host:
         device = device_memory(self._device)
         return Memory(
             seq,
-            self._process.memory_info().rss,
+            held_bytes(self._process),
             dict(self._measured),
             device_bytes=device.reserved_bytes,
             device_free_bytes=device.free_bytes,
@@ -183,9 +184,9 @@ class Host:
             raise ModelUnavailable(f"{spec.key} does not load: {error}") from error
 
     def _held_bytes(self) -> int:
-        """What models take: the device's own memory, or resident memory where it has none."""
+        """What models take: the device's own memory, or the host's where it has none."""
         device = device_memory(self._device)
-        return device.held_bytes if device.total_bytes else self._process.memory_info().rss
+        return device.held_bytes if device.total_bytes else held_bytes(self._process)
 
     def _run(self, call: Run) -> Ran:
         begun_s = monotonic()

@@ -22,6 +22,7 @@ import psutil
 
 from shoal.clock import monotonic
 from shoal.errors import ModelUnavailable, OutOfMemory
+from shoal.runtimes.held import shares_bytes
 from shoal.settings import other_environment
 
 log = logging.getLogger(__name__)
@@ -95,12 +96,7 @@ class Server:
 
     def memory_bytes(self) -> int:
         """What it and its children hold of the host's memory, shared pages counted once."""
-        held_bytes = 0
-        for process in self._family():
-            with contextlib.suppress(psutil.Error):
-                full = process.memory_full_info()
-                held_bytes += getattr(full, "pss", full.rss)
-        return held_bytes
+        return shares_bytes(self._family())
 
     def stop(self) -> None:
         """Ends it and its children, and returns when they are gone."""
