@@ -51,7 +51,7 @@ chaos: $(DEV) ## Break everything under load and account for every request (SEED
 contract: $(DEV) ## Check every runtime against the contract; write docs/runtimes.json
 	$(BIN)/python -m tests.contract
 
-check-engines: $(DEV) ## Build the bundle of SGLang (minutes, 3 GB) and check the runtime with the real server
+check-engines: $(DEV) ## Build the bundle of SGLang (minutes, 3 GB; pip must find torch for CPUs, see docs/bundles.md) and check the real server
 	$(BIN)/shoal bundles build sglang --cache-dir .shoal/engines
 	CHECK_ENGINES=1 $(BIN)/pytest tests/service/test_runtime_sglang.py tests/service/test_runtime_sglang_server.py
 

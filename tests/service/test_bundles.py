@@ -156,6 +156,20 @@ def test_bundle_that_cannot_be_built_says_why(tmp_path, fields, what):
     assert log_path(shelf.place(bundle)).is_file()
 
 
+def test_bundle_whose_module_cannot_be_imported_says_what_to_do(tmp_path):
+    """The error has Python's own word and the definition's cure, and the build does not count."""
+    names = ("msgspec", "numpy", "psutil")
+    lines = [f"{name} @ {wheel(tmp_path, name, '').as_uri()}" for name in names]
+    imports = {"numpy": "not said", "sunken": "dive for it"}
+    bundle = Bundle(Definition("bad", ["bad"], requirements=lines, imports=imports))
+    shelf = Shelf(tmp_path / "bundles", [bundle])
+    said = "No module named 'sunken'.*; dive for it; .*shoal bundles build bad"
+    with pytest.raises(RuntimeUnavailable, match=said) as caught:
+        run(shelf.home(bundle, lambda _: None), timeout_s=60)
+    assert "not said" not in caught.value.message
+    assert not shelf.place(bundle).exists()
+
+
 def test_bundle_whose_build_is_given_up_leaves_nothing(tmp_path):
     """A cancelled build ends what it had started, and its folder is gone."""
     bundle = Bundle(Definition("slow", ["slow"], ["slow @ file:///dev/stdin"]))

@@ -52,6 +52,7 @@ def test_bundle_candle_is_built_in():
         ("name: one\nruntimes: [r]\npython: '2.7'", "python"),
         ("name: one\nruntimes: [r]\nshim: ../x.py", "shim"),
         ("name: one\nruntimes: [r]\nshim: none.py", "none.py"),
+        ("name: one\nruntimes: [r]\nimports: {'a; b': c}", "imports"),
         ("name: one\nruntimes: [candle]", "both serve runtime `candle`"),
         ("[", "no bundle"),
         ("#" * (MAX_DEFINITION_BYTES + 1), "larger than"),
@@ -76,9 +77,13 @@ def test_bundle_folders_are_bounded(tmp_path):
 
 
 def test_bundle_stamp_changes_with_what_would_be_built():
-    """Equal definitions have one stamp; a requirement, a variable or the shim's text changes it."""
+    """Equal definitions have one stamp; a requirement, a variable or the shim's text changes it.
+
+    What a build is looked at for changes nothing in it.
+    """
     plain = bundle(requirements=["a==1"])
     assert plain.stamp() == bundle(requirements=["a==1"]).stamp()
+    assert plain.stamp() == bundle(requirements=["a==1"], imports={"a": "get it"}).stamp()
     others = [
         bundle(requirements=["a==2"]),
         bundle(requirements=["a==1"], environment={"A": "1"}),

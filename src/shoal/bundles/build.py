@@ -92,6 +92,9 @@ async def _make(bundle: Bundle, folder: Path, on_step: OnStep) -> None:
         ):
             if lines:
                 await _install(bundle, folder, lines, options, log)
+        for module, cure in bundle.definition.imports.items():
+            on_step(f"importing {module}")
+            await _import(bundle, folder, module, cure, log)
     (folder / MARKER).write_text(f"{bundle.name} {__version__}\n", "utf-8")
 
 
@@ -105,6 +108,14 @@ async def _install(
         *("install", "--no-deps", "--progress-bar", "off", *options, "-r", str(wanted)),
     ]
     await _run(bundle, Command("pip", arguments, module="pip").argv(), log)
+
+
+async def _import(bundle: Bundle, folder: Path, module: str, cure: str, log: IO[bytes]) -> None:
+    """Raises `RuntimeUnavailable` with the cure where a module cannot be imported."""
+    try:
+        await _run(bundle, [str(python_of(folder)), "-I", "-c", f"import {module}"], log)
+    except RuntimeUnavailable as error:
+        raise RuntimeUnavailable(f"{error.message}; {cure}") from error
 
 
 async def _run(bundle: Bundle, argv: Sequence[str], log: IO[bytes]) -> None:

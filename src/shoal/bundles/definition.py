@@ -62,6 +62,14 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="Python file beside the definition that runs at the start of each process.",
         ),
     ] = None
+    imports: Annotated[
+        dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")], str],
+        Meta(
+            max_length=16,
+            description="Modules without which a build does not count, each with what to do where "
+            "it cannot be imported.",
+        ),
+    ] = {}
     description: Annotated[str, Meta(description="One line for people.")] = ""
 
 
@@ -84,9 +92,14 @@ class Bundle:
         return own + [f"{name}=={version(name)}" for name in HOST_NEEDS if name not in named]
 
     def stamp(self) -> str:
-        """Changes with the definition, the shim, and the Shoal that the environment points to."""
+        """Changes with the definition, the shim, and the Shoal that the environment points to.
+
+        `imports` are looked at and change nothing that is built.
+        """
+        defined = msgspec.to_builtins(self.definition)
+        del defined["imports"]
         parts = (
-            msgspec.json.encode(self.definition, order="sorted"),
+            msgspec.json.encode(defined, order="sorted"),
             self.shim.encode(),
             "\n".join(self.requirements()).encode(),
             str(own_folder()).encode(),
