@@ -277,3 +277,28 @@ def test_submit_whole_texts_need_no_stream():
             assert place.cancelled == []
 
     run(main())
+
+
+def test_submit_stream_that_fails_ends_however_slow_its_reader_is():
+    """The other texts are withdrawn at once, and there is one last event before the error.
+
+    Each time the reader comes back there is news; that does not put the error off.
+    """
+
+    async def main():
+        async with Place() as place:
+            stream = place.submitter.stream(place.job("a", "a", n=2))
+            first = asyncio.create_task(anext(stream))
+            items = await place.take(2)
+            await place.grow(items[0], 0, "0")
+            await first
+            await place.grow(items[0], 1, "1")
+            await place.fail(items[1], InvalidRequest("no such thing"))
+            await until(lambda: [c.request for c in place.cancelled] == [items[0].request])
+            assert (place.submitter.in_flight, place.book.message().tokens) == (0, {})
+            assert (await anext(stream))[1].piece.text == "1"
+            await place.grow(items[0], 2, "2")
+            with pytest.raises(InvalidRequest):
+                await anext(stream)
+
+    run(main())

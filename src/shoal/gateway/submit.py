@@ -102,29 +102,36 @@ class Submitter:
             return join(waiting.gather.parts())
         finally:
             self._end(waiting)
-            if not waiting.gather.complete:
-                await self._withdraw(waiting.request)
+            await self._withdraw(waiting)
 
     async def stream(self, job: Job) -> AsyncGenerator[Grown, None]:
         """The texts of a job as they grow; see `Submits`."""
         waiting = self._begin(job)
         waiting.growth = growth = Growth(len(waiting.spans))
-        waiting.done.add_done_callback(lambda _: growth.changed.set())
+        waiting.done.add_done_callback(partial(self._on_stream_end, waiting, growth))
         try:
             for index in range(len(waiting.spans)):
                 await self._submit(waiting, index)
                 if waiting.done.done():
                     break
-            while growth.news or not waiting.done.done():
-                for grown in growth.take():
-                    yield grown
+            ended = False
+            while not ended:
                 if not waiting.done.done():
                     await growth.changed.wait()
+                ended = waiting.done.done()
+                for grown in growth.take():
+                    yield grown
             waiting.done.result()
         finally:
             self._end(waiting)
-            if not waiting.gather.complete:
-                await self._withdraw(waiting.request)
+            await self._withdraw(waiting)
+
+    def _on_stream_end(self, waiting: Waiting, growth: Growth, _: asyncio.Future[None]) -> None:
+        """A stream has ended or failed: its texts end now, however slow its reader is."""
+        growth.changed.set()
+        self._end(waiting)
+        if not waiting.gather.complete:
+            self._spawn(self._withdraw(waiting))
 
     def _begin(self, job: Job) -> Waiting:
         """Splits a job that may be taken, and waits for the outcomes of its items."""
@@ -159,17 +166,18 @@ class Submitter:
         return waiting
 
     def _end(self, waiting: Waiting) -> None:
-        """Nobody waits for the job any more."""
+        """Nobody waits for the job any more; said again, it does what has come since."""
         waiting.timer.cancel()
         if not waiting.done.cancel() and not waiting.done.cancelled():
             waiting.done.exception()  # another error may have come first
         job = waiting.job
-        self._backlog.add(job.lane, job.entry.key, -sum(waiting.costs_tokens))
+        tokens, waiting.costs_tokens = sum(waiting.costs_tokens), [0] * len(waiting.spans)
+        self._backlog.add(job.lane, job.entry.key, -tokens)
         if not waiting.gather.complete:
             for index in range(len(waiting.spans)):
                 self._waiting.pop(f"{waiting.request}.{index}", None)
-        for ref in waiting.payloads:
-            self._spawn(self._queue.payloads.delete(ref))
+        while waiting.payloads:
+            self._spawn(self._queue.payloads.delete(waiting.payloads.pop()))
 
     async def _submit(self, waiting: Waiting, index: int) -> None:
         job, request, now_s = waiting.job, waiting.request, wall()
@@ -297,10 +305,13 @@ class Submitter:
         self._fetches.add(task)
         task.add_done_callback(self._fetches.discard)
 
-    async def _withdraw(self, request: str) -> None:
-        """Tells the workers that nobody waits for this request."""
+    async def _withdraw(self, waiting: Waiting) -> None:
+        """Tells the workers, once, that nobody waits for what has not come of this request."""
+        if waiting.gather.complete or waiting.withdrawn:
+            return
+        waiting.withdrawn = True
         try:
-            await self._queue.tell("cancel", encode(Cancel(request)))
+            await self._queue.tell("cancel", encode(Cancel(waiting.request)))
         except QueueUnavailable as error:
             log.debug("cancel: %s", error)
 

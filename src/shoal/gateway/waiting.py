@@ -46,6 +46,7 @@ class Waiting:
 
     request: its name among all gateways'. spans: the first input of each item and the one behind
     its last. costs_tokens: of each item, 0 once it is done. growth: of its texts, where it streams.
+    withdrawn: the workers were told that nobody waits for it.
     """
 
     job: Job
@@ -57,6 +58,7 @@ class Waiting:
     timer: asyncio.TimerHandle
     growth: Growth | None = None
     payloads: list[PayloadRef] = field(default_factory=list)
+    withdrawn: bool = False
 
 
 def fail(waiting: Waiting, error: ShoalError) -> None:
