@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -10,7 +12,9 @@ from transformers import BertModel
 from typer.testing import CliRunner
 
 from shoal.catalog.load import load
+from shoal.catalog.schema import Entry
 from shoal.catalog.variants import on_runtime
+from shoal.cli.bakeoff import STARTS, Setup, _measured
 from shoal.cli.bakeoff_encode import ragged_lengths
 from shoal.cli.bakeoff_generate import STREAMS, same_share
 from shoal.cli.main import app
@@ -64,14 +68,20 @@ def bakeoff(catalog, data_dir):
     return invoke
 
 
-def test_bakeoff_measures_each_runtime_and_compares_their_vectors(bakeoff):
+@pytest.fixture(scope="module")
+def rows(bakeoff):
+    """The rows of the small encoder on two runtimes that run it and one that does not."""
+    done = bakeoff("tiny", "--runtimes", "torch,spacy,onnx", "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_bakeoff_measures_each_runtime_and_compares_their_vectors(rows):
     """In the order that was asked for; one that cannot load the model says why, and has no numbers.
 
     The same network on two runtimes gives the same vectors, so the least cosine is one.
     """
-    done = bakeoff("tiny", "--runtimes", "torch,spacy,onnx", "--json")
-    assert done.exit_code == 0, done.output
-    torch, spacy, onnx = json.loads(done.stdout)
+    torch, spacy, onnx = rows
     assert [row["runtime"] for row in (torch, spacy, onnx)] == ["torch", "spacy", "onnx"]
     assert "no spaCy pipeline" in spacy["why_not"]
     assert spacy["found"] is None
@@ -81,7 +91,41 @@ def test_bakeoff_measures_each_runtime_and_compares_their_vectors(bakeoff):
         assert row["found"]["uniform_tokens_per_s"] > 0
         assert row["found"]["ragged_tokens_per_s"] > 0
         assert 0 < row["model_bytes"] < row["process_bytes"]
-        assert min(row["start_s"], row["load_s"], row["first_s"]) > 0
+        assert row["starts"] == STARTS
+        assert 0 < row["start_s"] < row["first_answer_s"]
+        assert 0 < row["load_s"] < row["first_answer_s"]
+
+
+def test_bakeoff_times_each_start_to_the_end_of_its_answer(tmp_path):
+    """Each is a process of its own, and making its inputs ready, which takes 0.2 s, is no gap."""
+    seen = []
+
+    class Run:
+        """Keeps which processes it saw."""
+
+        def make_ready(self, entry, traits, cache_dir):
+            time.sleep(0.2)
+
+        async def first(self, connection):
+            seen.append((await connection.hello).pid)
+
+        async def measure(self, connection, loaded):
+            return (await connection.hello).pid
+
+    async def home():
+        return None
+
+    entry = Entry(id="cold", tasks=["encode"], source="file:///", runtime="null")
+    row = asyncio.run(_measured(entry, Run(), home, Setup(1, 0.01, tmp_path)))
+    assert len(set(seen)) == row.starts == STARTS
+    assert row.found == seen[-1]
+    assert row.first_answer_s >= max(row.start_s, row.load_s) + 0.2
+
+
+@pytest.mark.usefixtures("rows")
+def test_bakeoff_starts_find_nothing_derived_and_leave_nothing(data_dir):
+    """What a load derives and keeps lies in a folder of that start, which goes with it."""
+    assert [path.name for path in (data_dir / "cache").iterdir()] == ["costs.json"]
 
 
 def test_bakeoff_prints_a_table_and_fails_where_nothing_runs(bakeoff):
@@ -124,9 +168,9 @@ def test_bakeoff_compares_texts_from_their_beginning_on():
     assert same_share(["ab"], ["abcd"]) == pytest.approx(0.5)
 
 
-def test_bakeoff_teaches_workers_what_batches_cost(bakeoff, catalog, data_dir):
+@pytest.mark.usefixtures("rows")
+def test_bakeoff_teaches_workers_what_batches_cost(catalog, data_dir):
     """The book of costs that a worker of the same data folder reads has both runtimes."""
-    bakeoff("tiny", "--runtimes", "onnx,torch")
     costs = CostBook(data_dir / "cache" / "costs.json", "cpux1")
     entry = load(catalog).resolve("tiny")
     assert costs.known_token_s(entry) > 0.0

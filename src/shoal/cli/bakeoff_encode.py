@@ -33,6 +33,7 @@ from shoal.worker.tokenise import Tokeniser
 Floats = npt.NDArray[np.float32]
 
 BATCHES = (1, 8, 32)  # texts in a batch; the best of them counts
+_FIRST_TEXT = "A shoal is a group of fish that swim together."
 _TEXTS = 64
 _UNIFORM_TOKENS = 64
 _SHORTEST_TOKENS, _MIDDLE_TOKENS, _SPREAD = 8, 40.0, 0.8  # a lognormal mix, as texts of people are
@@ -97,8 +98,10 @@ class EncodeRun:
         return self._place
 
     async def first(self, connection: RuntimeConnection) -> None:
-        """The first answer after a load."""
-        await connection.run(self._here.entry.key, [self._item(sentences()[0])])
+        """The first answer after a load. Raises what it failed with."""
+        for done in (await connection.run(self._here.entry.key, [self._item(_FIRST_TEXT)])).items:
+            if done.failure is not None:
+                raise done.failure.error()
 
     async def measure(self, connection: RuntimeConnection, loaded: Loaded) -> EncodeFound:
         """What the runtime does."""

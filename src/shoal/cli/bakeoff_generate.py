@@ -24,6 +24,7 @@ from shoal.wire.envelope import Inputs, Params
 from shoal.wire.generation import ChatMessage, Generated, Generation
 
 STREAMS = (1, 4, 16)  # texts that grow at once
+_FIRST_PROMPT = "what a shoal is."
 _TOKENS = 32
 _PROMPTS = 4
 
@@ -67,7 +68,7 @@ class GenerateRun:
 
     async def first(self, connection: RuntimeConnection) -> None:
         """The first token after a load."""
-        await self._grow(connection, sentences()[0], 1)
+        await self._grow(connection, _FIRST_PROMPT, 1)
 
     async def measure(self, connection: RuntimeConnection, loaded: Loaded) -> GenerateFound:
         """What the runtime does."""
