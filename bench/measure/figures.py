@@ -84,3 +84,16 @@ def jain(values: Sequence[float]) -> float:
     """Jain's index of fairness: 1 when all are equal, 1/n when one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else math.nan
+
+
+def copies_in(room: float, process: float, model: float, *, of_one: bool) -> int:
+    """How many copies of a model fit into a room, all in bytes or all in MiB.
+
+    of_one: each copy has a process of its own; else one process, which is `process` with one copy
+    in it, has them all. 0 where a load was not seen to take anything.
+    """
+    if not model:
+        return 0
+    if of_one:
+        return int(room / process)
+    return int((room - max(0.0, process - model)) / model)

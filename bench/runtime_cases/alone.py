@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from harness import Report
+from measure.figures import copies_in
 
 from runtime_cases.places import DATA, environment_bytes, why_not
 from shoal.catalog.load import load
@@ -33,22 +34,21 @@ def run(report: Report, *, quick: bool) -> None:
     measured = _bakeoff(encoder, ENCODERS, seconds) + _bakeoff(
         catalog.resolve(SMALLER), ("onnx",), seconds
     )
-    for model, row in measured:
-        report.add(**_row(model, row, "uniform_tokens_per_s", "ragged_tokens_per_s", "cosine"))
-        name = f"{row['runtime']}_first_answer_s"
-        if model == ENCODER and row["runtime"] in ("torch", "candle"):
-            report.headline[name] = _first_answer_s(row)
-    for entry in (each for each in catalog.entries if each.generates):
-        for model, row in _bakeoff(entry, runtimes_of(entry), seconds):
-            found = row["found"]
-            rates = {f"at {n} tok/s": rate for n, rate in found["tokens_per_s"].items()}
-            named = {"1. generator": model} | _row(model, row, "slots", "first_token_s")
-            report.add(**{key: v for key, v in named.items() if key != "1. model"}, **rates)
+    for entry, row in measured:
+        found = _found(row, "uniform_tokens_per_s", "ragged_tokens_per_s", "cosine")
+        report.add(**{"1. model": entry.id}, **_row(entry, row), **found)
+        if entry.id == ENCODER and row["runtime"] in ("torch", "candle"):
+            report.headline[f"{row['runtime']}_first_answer_s"] = row["first_answer_s"]
+    for generator in (each for each in catalog.entries if each.generates):
+        for entry, row in _bakeoff(generator, runtimes_of(generator), seconds):
+            rates = {f"at {n} tok/s": rate for n, rate in row["found"]["tokens_per_s"].items()}
+            found = _found(row, "slots", "first_token_s")
+            report.add(**{"1. generator": entry.id}, **_row(entry, row), **found, **rates)
 
 
 def _bakeoff(
     entry: Entry, runtimes: tuple[str, ...] | list[str], seconds: float
-) -> list[tuple[str, dict[str, Any]]]:
+) -> list[tuple[Entry, dict[str, Any]]]:
     """The rows of the runtimes that ran; why the others did not is printed."""
     taking_part = []
     for runtime in runtimes:
@@ -71,25 +71,23 @@ def _bakeoff(
     for row in rows:
         if row["why_not"]:
             print(f"left out: {entry.id} on {row['runtime']}: {row['why_not']}", flush=True)
-    return [(entry.id, row) for row in rows if row["found"]]
+    return [(entry, row) for row in rows if row["found"]]
 
 
-def _first_answer_s(row: dict[str, Any]) -> float:
-    return float(row["start_s"] + row["load_s"] + row["first_s"])
-
-
-def _row(model: str, row: dict[str, Any], *found: str) -> dict[str, Any]:
+def _row(entry: Entry, row: dict[str, Any]) -> dict[str, Any]:
     model_mib, process_mib = row["model_bytes"] / MIB, row["process_bytes"] / MIB
-    beside_mib = max(0.0, process_mib - model_mib)
     return {
-        "1. model": model,
         "runtime": f"{row['runtime']} {row['version']}",
         "env MiB": environment_bytes(row["runtime"]) / MIB,
+        "starts": row["starts"],
         "start s": row["start_s"],
         "load s": row["load_s"],
-        "first answer s": _first_answer_s(row),
-        **{name.replace("_per_s", "/s").replace("_", " "): row["found"][name] for name in found},
+        "first answer s": row["first_answer_s"],
         "model MiB": model_mib,
         "process MiB": process_mib,
-        "in 24 GiB": int((ROOM_MIB - beside_mib) / model_mib) if model_mib else 0,
+        "in 24 GiB": copies_in(ROOM_MIB, process_mib, model_mib, of_one=entry.generates),
     }
+
+
+def _found(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name.replace("_per_s", "/s").replace("_", " "): row["found"][name] for name in names}

@@ -2,20 +2,15 @@
 
 An open loop of single texts, at a share of what the embedders can do, is played in turn with the
 generators idle and with texts growing on both of them all the time. Owns the catalog, the rounds
-and the ratio. The generators are driven from a process of their own, so that reading their texts
-does not delay the calls that are measured.
+and the ratio. Does not own the texts that grow (`texts`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
-import multiprocessing
 import random
 import tempfile
-import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
@@ -24,27 +19,29 @@ import yaml
 from harness import Report
 from measure.figures import quantile, ratio_interval
 from measure.load import lag_s, punctual, saturate
+from measure.rounds import rotated
 from measure.servers import Watched, watched
 from measure.traffic import lengths, request, text, write_catalog
 from msgspec import structs
 
 from runtime_cases.places import CACHE, why_not
+from runtime_cases.texts import growing
 from shoal.catalog.change import plain_entry
 from shoal.catalog.load import load
 from shoal.catalog.variants import on_runtime, runtimes_of
 
 EMBEDDERS = [f"embedder-{n}" for n in range(9)]
 GENERATORS = ["generator-1", "generator-2"]
+WAYS = ("idle", "growing")
 SHARE = 0.3  # of what the embedders do when nothing else runs
 STREAMS = 2  # texts that grow at once on each generator
-TOKENS = 48
 PATIENCE_S = 20.0
 LOAD_S = 180.0
 
 
 def run(report: Report, *, quick: bool) -> None:
     """Part 3."""
-    rounds, seconds = (1, 4.0) if quick else (4, 15.0)
+    rounds, seconds = (2, 3.0) if quick else (4, 15.0)
     with tempfile.TemporaryDirectory() as folder:
         catalog = write_catalog(Path(folder) / "catalog", EMBEDDERS)
         runtime = _add_generators(catalog)
@@ -56,11 +53,16 @@ def run(report: Report, *, quick: bool) -> None:
             rate = SHARE * _capacity(server, 1.0 if quick else 4.0)
             pairs = []
             for number in range(rounds):
-                without = _play(server, rate, seconds, number)
-                with_them, tokens_per_s = _beside(server, rate, seconds, number)
-                for name, waits, tokens in (("A", without, 0.0), ("B", with_them, tokens_per_s)):
-                    report.add(**_row(f"{name}{number + 1}", runtime, rate, waits, tokens))
-                pairs.append((quantile(with_them, 0.99), quantile(without, 0.99)))
+                waits = {}
+                for way in rotated(WAYS, number):
+                    tokens_per_s = 0.0
+                    if way == "idle":
+                        waits[way] = _play(server, rate, seconds, number)
+                    else:
+                        waits[way], tokens_per_s = _beside(server, rate, seconds, number)
+                    name = f"{len(report.rows) + 1}. {way}"
+                    report.add(**_row(name, runtime, rate, waits[way], tokens_per_s))
+                pairs.append((quantile(waits["growing"], 0.99), quantile(waits["idle"], 0.99)))
     middle, low, high = ratio_interval(pairs)
     report.add(**{"3. p99 with / without": middle, "low": low, "high": high, "rounds": len(pairs)})
     report.headline["embed_p99_ratio_with_generators"] = middle
@@ -85,7 +87,7 @@ def _row(
 ) -> dict[str, object]:
     return {
         "3. round": name,
-        "generators": runtime if tokens else "idle",
+        "generators": runtime,
         "offered/s": rate,
         "calls": len(waits_s),
         "lost": sum(math.isinf(wait) for wait in waits_s),
@@ -123,19 +125,9 @@ def _play(server: Watched, rate: float, seconds: float, seed: int) -> list[float
 
 def _beside(server: Watched, rate: float, seconds: float, seed: int) -> tuple[list[float], float]:
     """As `_play`, with both generators at work; also the tokens per second that they gave."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_generate, args=(server.url, theirs), daemon=True)
-    process.start()
-    ours.recv()  # texts grow on both
-    begun_s = time.monotonic()
-    ours.send("count")
-    waits_s = _play(server, rate, seconds, seed)
-    ours.send("end")
-    tokens = int(ours.recv())
-    took_s = time.monotonic() - begun_s
-    process.join()
-    return waits_s, tokens / took_s
+    with growing(server.url, GENERATORS * STREAMS) as grown:
+        waits_s = _play(server, rate, seconds, seed)
+    return waits_s, grown.tokens_per_s
 
 
 def _wake(url: str) -> None:
@@ -146,43 +138,3 @@ def _wake(url: str) -> None:
         answer = httpx.post(f"{url}/v1/generate", json=body, headers=headers, timeout=LOAD_S)
         if answer.status_code != 200:
             raise SystemExit(f"{name} does not generate: {answer.text[:300]}")
-
-
-def _generate(url: str, pipe: Connection) -> None:
-    """In a process of its own: keeps texts growing until it is told to end."""
-    uvloop.run(_keep_growing(url, pipe))
-
-
-async def _keep_growing(url: str, pipe: Connection) -> None:
-    counted, counting, numbers = 0, asyncio.Event(), iter(range(1_000_000))
-
-    async def follow(client: httpx.AsyncClient, name: str, first: asyncio.Event) -> None:
-        nonlocal counted
-        while True:
-            body = {
-                "model": name,
-                "inputs": f"Number {next(numbers)}: describe a harbour at dawn.",
-                "max_tokens": TOKENS,
-                "stream": True,
-            }
-            async with client.stream("POST", f"{url}/v1/generate", json=body) as answer:
-                async for line in answer.aiter_lines():
-                    first.set()
-                    # A piece is a token, but for the last event, which sums up.
-                    counted += line.startswith("data: ") and counting.is_set()
-
-    async with httpx.AsyncClient(timeout=60.0) as client:
-        begun = [asyncio.Event() for _ in range(STREAMS * len(GENERATORS))]
-        tasks = [
-            asyncio.create_task(follow(client, GENERATORS[n % len(GENERATORS)], first))
-            for n, first in enumerate(begun)
-        ]
-        await asyncio.gather(*(first.wait() for first in begun))
-        pipe.send("growing")
-        await asyncio.to_thread(pipe.recv)
-        counting.set()
-        await asyncio.to_thread(pipe.recv)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    pipe.send(counted)

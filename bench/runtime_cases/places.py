@@ -1,6 +1,7 @@
 """Where runtimes start on this machine, what their environments take, and processes of them.
 
-Builds are kept in one folder from run to run. Owns that folder, which runtimes may take part, and
+Builds are kept in one folder from run to run; one that `make check-engines` has made is taken from
+where it lies. Owns that folder, which runtimes may take part, and
 starting one with a model. Does not own what is measured.
 """
 
@@ -25,6 +26,7 @@ from shoal.worker.supervise import RuntimeProcess
 
 DATA = Path(tempfile.gettempdir()) / "shoal-bench-runtimes"
 CACHE = DATA / "cache"
+ENGINES = Path(__file__).parents[2] / ".shoal" / "engines"
 
 # What of the installation each runtime of the default environment needs, as an extra of it.
 _EXTRAS = {"torch": "torch", "files": "vision", "whisper": "audio", "spacy": "spacy"}
@@ -32,9 +34,17 @@ _BUILT_WHEN_NEEDED = ("candle",)
 
 
 def shelf() -> Shelf:
-    """The bundles, and what of them is built in the benchmarks' folder."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    found = Shelf(CACHE / "bundles", read(None))
+    """The bundles; what `make check-engines` has built of them is linked into our own folder."""
+    folder = CACHE / "bundles"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Shelf(folder, read(None))
+    engines = Shelf(ENGINES / "bundles", found.bundles)
+    for bundle in found.bundles:
+        place = found.place(bundle)
+        if place.is_symlink():  # to a build that may have gone
+            place.unlink()
+        if engines.is_built(bundle) and not place.exists():
+            place.symlink_to(engines.place(bundle))
     found.complete(probe())
     return found
 

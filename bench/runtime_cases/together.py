@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -50,8 +50,13 @@ def run(report: Report, *, quick: bool) -> None:
                         "cold answer s": time.monotonic() - begun_s,
                     }
                 )
-    proven = {row["4. runtime"] for row in report.rows if row["answered"] == "yes"}
-    report.headline["runtimes_proven"] = len(proven)
+    report.headline["runtimes_proven"] = len(proven(report.rows))
+
+
+def proven(rows: Sequence[Mapping[str, object]]) -> set[str]:
+    """The runtimes that answered all that they were asked."""
+    failed = {str(row["4. runtime"]) for row in rows if row["answered"] != "yes"}
+    return {str(row["4. runtime"]) for row in rows} - failed
 
 
 def _one_of_each() -> Iterator[Entry]:
@@ -75,13 +80,21 @@ def _one_of_each() -> Iterator[Entry]:
                 )
 
 
+def fault_of(answer: httpx.Response) -> str | None:
+    """What is wrong with an answer of `/v1/generate`; None where it has a text."""
+    if answer.status_code != 200:
+        return answer.text[:200]
+    texts = [one["text"] for one in answer.json()["data"]]
+    return None if texts and all(text.strip() for text in texts) else "it said nothing"
+
+
 def _ask(server: Server, entry: Entry) -> str | None:
     """One call for the first task; what went wrong, or None."""
     headers = {"x-shoal-deadline-ms": str(int(1e3 * LOAD_S))}
     if entry.generates:
         body = {"model": entry.id, "inputs": "The capital of France is", "max_tokens": 8}
         answer = httpx.post(f"{server.url}/v1/generate", json=body, headers=headers, timeout=LOAD_S)
-        return None if answer.status_code == 200 else answer.text[:200]
+        return fault_of(answer)
     one = case(entry, entry.tasks[0])
     if one is None:
         return "its inputs are not installed"

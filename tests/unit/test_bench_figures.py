@@ -99,3 +99,12 @@ def test_block_interval_of_unanswered_calls_is_not_hidden(figures):
 def test_jain_index_runs_from_one_for_equals_to_one_nth(figures, values, expected):
     """The values of the index's definition."""
     assert figures.jain(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("process", "model", "of_one", "expected"),
+    [(300, 200, False, 4), (300, 200, True, 3), (150, 200, False, 5)],
+)
+def test_copies_share_a_process_or_have_each_their_own(figures, process, model, of_one, expected):
+    """In a room of 1,000: what a process takes beside its model counts once, or for each copy."""
+    assert figures.copies_in(1000, process, model, of_one=of_one) == expected
