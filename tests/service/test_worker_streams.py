@@ -23,6 +23,8 @@ GENERATORS = {
     "steady": "{tokens: 1000, token_s: 0.02, slots: 3}",
     "fragile": "{tokens: 20, token_s: 0.02, crash: dynamite}",
     "hanging": "{tokens: 5, token_s: 1000}",
+    "broken": "{load_fails: config}",
+    "crowded": "{tokens: 20, token_s: 0.03, slots: 4, crash: dynamite}",
 }
 
 
@@ -228,6 +230,70 @@ def test_streams_try_a_text_again_that_nobody_has_read(serve):
         for item in others:
             assert (await asker.whole(item)).tokens == 20
         assert (await asker.end(bad)).failure.code == "runtime_crashed"
+
+
+def test_streams_tell_at_once_of_a_generator_that_does_not_load(serve):
+    """Who asks for a model that cannot be loaded hears why, long before the deadline."""
+
+    @asking(serve)
+    async def _(asker):
+        item = await asker.submit("broken", "hello", deadline_s=30.0)
+        outcome = await asker.end(item, timeout_s=15.0)
+        assert outcome.failure.code == "model_unavailable"
+        assert "told to find weights that do not fit" in outcome.failure.message
+
+
+def test_streams_let_fresh_texts_in_between_the_suspects_of_a_crash(serve):
+    """After a crash its texts run by themselves, and a fresh one waits for one of them, not all."""
+
+    @asking(serve)
+    async def _(asker):
+        innocent = [
+            await asker.submit("crowded", f"innocent {n}", stream=False, deadline_s=40.0)
+            for n in range(3)
+        ]
+        await asyncio.sleep(0.2)
+        culprit = await asker.submit("crowded", "dynamite", stream=False, deadline_s=40.0)
+        await asker.until(lambda: serve.output.count("crowded@1 on cpu#0 died") >= 1, 20.0)
+        fresh = await asker.submit("crowded", "fresh", stream=False, deadline_s=40.0)
+        assert (await asker.whole(fresh)).tokens == 20
+        assert not all(asker.ends(item) for item in [*innocent, culprit])
+        for item in innocent:
+            assert (await asker.whole(item)).tokens == 20
+
+
+def test_streams_survive_an_eviction_that_found_a_text_growing(serve):
+    """An operator's evict that came while a text grew does nothing, and harms nothing later."""
+
+    @asking(serve)
+    async def _(asker):
+        item = await asker.submit("steady", "long", max_tokens=30)
+        await asker.until(lambda: asker.pieces(item))
+        await asker.queue.tell("nudge", wire.encode(wire.Nudge("evict", "steady@1")))
+        assert (await asker.whole(item)).tokens == 30
+        again = await asker.submit("steady", "again", max_tokens=3)
+        assert (await asker.whole(again)).tokens == 3
+
+
+def test_streams_leave_with_a_word_to_those_who_read(tmp_path):
+    """A worker that leaves ends the texts that somebody reads, at once and with the reason."""
+    server = Serve(
+        tmp_path,
+        *("--devices", "cpu:1", "--drain-s", "0.5"),
+        generators={"steady": "{tokens: 1000, token_s: 0.02}"},
+    )
+    told = []
+
+    @asking(server)
+    async def _(asker):
+        item = await asker.submit("steady", "long")
+        await asker.until(lambda: asker.pieces(item))
+        (worker,) = server.children("shoal worker")[:1] or server.children("-m shoal worker")
+        worker.terminate()
+        told.append((await asker.end(item, timeout_s=10.0)).failure)
+
+    assert told[0].code == "shutting_down"
+    server.leave()
 
 
 def test_streams_renew_an_engine_that_hangs(serve):

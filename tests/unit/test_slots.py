@@ -27,13 +27,13 @@ def test_slots_choose_the_busiest_copy_that_has_room() -> None:
     slots.open("b", 2)
     places = []
     for n in range(4):
-        chosen = slots.choose([_text(str(n))])
+        chosen = slots.choose([_text(str(n))], 0.0)
         assert chosen is not None
         slots.take(*chosen)
         places.append(chosen[1])
     assert places == [places[0]] * 2 + [places[2]] * 2
     assert places[0] != places[2]
-    assert slots.choose([_text("5")]) is None
+    assert slots.choose([_text("5")], 0.0) is None
 
 
 def test_slots_count_the_memory_of_prompts_and_what_is_expected() -> None:
@@ -41,18 +41,18 @@ def test_slots_count_the_memory_of_prompts_and_what_is_expected() -> None:
     slots = Slots(LANES)
     slots.open("a", 8, kv_tokens=100)
     slots.take(_text("1", prompt=60, most=20), "a")
-    assert slots.choose([_text("2", prompt=20, most=20)]) is None
-    chosen = slots.choose([_text("3", prompt=10, most=10)])
+    assert slots.choose([_text("2", prompt=20, most=20)], 0.0) is None
+    chosen = slots.choose([_text("3", prompt=10, most=10)], 0.0)
     assert chosen is not None
     slots.give("1", tokens=20)
-    assert slots.choose([_text("2", prompt=20, most=20)]) is not None
+    assert slots.choose([_text("2", prompt=20, most=20)], 0.0) is not None
 
 
 def test_slots_give_an_empty_copy_any_text() -> None:
     """What is larger than the memory is not held for ever: the engine says what is wrong."""
     slots = Slots(LANES)
     slots.open("a", 2, kv_tokens=10)
-    assert slots.choose([_text("1", prompt=1000)]) is not None
+    assert slots.choose([_text("1", prompt=1000)], 0.0) is not None
 
 
 def test_slots_keep_one_for_the_lane_in_a_hurry() -> None:
@@ -60,13 +60,13 @@ def test_slots_keep_one_for_the_lane_in_a_hurry() -> None:
     slots = Slots(LANES)
     slots.open("a", 3)
     bulk = [_text(f"b{n}", "bulk") for n in range(9)]
-    while chosen := slots.choose(bulk):
+    while chosen := slots.choose(bulk, 0.0):
         slots.take(*chosen)
         bulk.remove(chosen[0])
     assert slots.texts("a") == 2
     assert slots.room("bulk") == 0
     assert slots.room("interactive") == 1
-    assert slots.choose([*bulk, _text("i", "interactive")]) == (_text("i", "interactive"), "a")
+    assert slots.choose([*bulk, _text("i", "interactive")], 0.0) == (_text("i", "interactive"), "a")
 
 
 def test_slots_share_by_weight_when_both_lanes_wait() -> None:
@@ -77,7 +77,7 @@ def test_slots_share_by_weight_when_both_lanes_wait() -> None:
     numbers = count()
     for _ in range(100):
         waiting = [_text(f"{lane}{next(numbers)}", lane) for lane in ("interactive", "bulk")]
-        chosen = slots.choose(waiting)
+        chosen = slots.choose(waiting, 0.0)
         assert chosen is not None
         slots.take(*chosen)
         begun[chosen[0].lane] += 1
@@ -92,7 +92,7 @@ def test_slots_let_no_lane_save_up() -> None:
     numbers = count()
 
     def begin(*lanes: str) -> str:
-        chosen = slots.choose([_text(f"{lane}{next(numbers)}", lane) for lane in lanes])
+        chosen = slots.choose([_text(f"{lane}{next(numbers)}", lane) for lane in lanes], 0.0)
         assert chosen is not None
         slots.take(*chosen)
         slots.give(chosen[0].item, tokens=5)
@@ -128,10 +128,36 @@ def test_slots_forget_the_texts_of_a_copy_that_is_gone() -> None:
     slots.take(_text("1"), "a")
     slots.close("a")
     assert slots.active == 0
-    assert slots.choose([_text("2")]) is None
+    assert slots.choose([_text("2")], 0.0) is None
     slots.open("a", 2)
     slots.give("1", tokens=3)
     assert slots.texts("a") == 0
+
+
+def test_slots_keep_a_copy_for_a_long_prompt_that_has_waited() -> None:
+    """Smaller texts of another lane pass a long prompt for its lane's age, and no longer."""
+    slots = Slots(LANES)
+    slots.open("a", 8, kv_tokens=4096)
+    for n in range(3):
+        slots.take(_text(f"b{n}", "bulk", prompt=400), "a")
+    waiting = [_text("long", prompt=3500, at=0.0), _text("b3", "bulk", prompt=10, at=0.5)]
+    assert slots.choose(waiting, 0.9) == (waiting[1], "a")
+    assert slots.choose(waiting, 1.1) is None
+    for n in range(3):
+        slots.give(f"b{n}", tokens=5)
+    assert slots.choose(waiting, 1.2) == (waiting[0], "a")
+
+
+def test_slots_count_room_by_memory_and_by_copies_that_are_open() -> None:
+    """What could not begin here for want of memory is left to others, slots or no slots."""
+    slots = Slots(LANES)
+    slots.open("a", 48, kv_tokens=4096)
+    for n in range(5):
+        slots.take(_text(str(n), prompt=700, most=10), "a")
+    assert slots.room("interactive") == 0
+    slots.open("b", 4)
+    assert slots.room("interactive") == 4
+    assert slots.room("interactive", {"a": True, "b": False}) == 0
 
 
 @given(
@@ -148,7 +174,7 @@ def test_slots_never_hold_more_than_there_are(steps: list[tuple[bool, str, int]]
     held: dict[str, tuple[str, int]] = {}
     for n, (begins, lane, prompt) in enumerate(steps):
         if begins:
-            chosen = slots.choose([_text(str(n), lane, prompt=prompt)])
+            chosen = slots.choose([_text(str(n), lane, prompt=prompt)], 0.0)
             if chosen is not None:
                 slots.take(*chosen)
                 held[chosen[0].item] = (chosen[1], slots.expected_tokens(chosen[0]))

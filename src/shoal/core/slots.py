@@ -8,7 +8,8 @@ computes many tokens for little more than one, so spreading texts makes every st
 
 A lane gets slots in proportion to its weight when several want them (stride scheduling, Waldspurger
 and Weihl 1995), and one slot of each copy is kept for the lanes before it: a text that is under way
-cannot be moved, and whoever is in a hurry must not wait for one to end.
+cannot be moved, and whoever is in a hurry must not wait for one to end. A text that has waited for
+its lane's age and lacks nothing but memory has a copy kept for it: smaller ones pass it no more.
 
 Owns that choice. Does not own the queue, the engine, or time.
 """
@@ -67,13 +68,14 @@ class Slots:
     """
 
     def __init__(self, lanes: Iterable[LaneRule], max_token_s: float | None = None) -> None:
-        self._weights: dict[Lane, float] = {rule.name: rule.weight for rule in lanes}
-        self._urgent = list(self._weights)
-        self._max_token_s = max_token_s
+        self._rules = {rule.name: rule for rule in lanes}
+        self._urgent = list(self._rules)
+        self.max_token_s = max_token_s
         self._copies: dict[str, _Copy] = {}
         self._places: dict[str, str] = {}
-        self._passed: dict[Lane, float] = dict.fromkeys(self._weights, 0.0)
+        self._passed: dict[Lane, float] = dict.fromkeys(self._rules, 0.0)
         self._mean_tokens = 0.0
+        self._mean_room_tokens = 0.0
 
     def open(self, copy: str, slots: int, kv_tokens: int = 0) -> None:
         """A copy has been loaded. Texts that an earlier one of the name had are gone."""
@@ -96,13 +98,24 @@ class Slots:
         """How many texts grow."""
         return len(self._places)
 
-    def room(self, lane: Lane) -> int:
-        """How many more texts of a lane could begin now, by the slots alone."""
-        kept = 1 if self._urgent.index(lane) else 0
+    def room(self, lane: Lane, open_copies: Mapping[str, bool] | None = None) -> int:
+        """How many more texts of a lane could begin now, if they are like those before."""
         return sum(
-            max(0, copy.limit - len(copy.texts) - (kept if copy.limit > 1 else 0))
-            for copy in self._copies.values()
+            self._room(copy, self._kept(lane, copy))
+            for name, copy in self._copies.items()
+            if open_copies is None or open_copies.get(name, False)
         )
+
+    def _kept(self, lane: Lane, copy: _Copy) -> int:
+        """How many slots of a copy the lane leaves to those before it."""
+        return 1 if self._urgent.index(lane) and copy.limit > 1 else 0
+
+    def _room(self, copy: _Copy, kept: int) -> int:
+        by_slots = copy.limit - len(copy.texts) - kept
+        if not copy.kv_tokens or not copy.texts:
+            return max(0, by_slots)
+        usual_tokens = self._mean_room_tokens or FIRST_GUESS_TOKENS
+        return max(0, min(by_slots, int((copy.kv_tokens - copy.tokens) / usual_tokens)))
 
     def expected_tokens(self, text: Text) -> int:
         """What a text is expected to take in the end, its prompt included."""
@@ -110,7 +123,10 @@ class Slots:
         return text.prompt_tokens + min(text.max_tokens, int(guess) + 1)
 
     def choose(
-        self, waiting: Iterable[Text], open_copies: Mapping[str, bool] | None = None
+        self,
+        waiting: Iterable[Text],
+        now_s: float,
+        open_copies: Mapping[str, bool] | None = None,
     ) -> tuple[Text, str] | None:
         """The text that begins next, and on which copy; None where none can.
 
@@ -124,30 +140,29 @@ class Slots:
         least = min((self._passed[lane] for lane in first), default=0.0)
         for lane in self._passed.keys() - first.keys():  # who wants nothing saves nothing up
             self._passed[lane] = max(self._passed[lane], least)
-        by_turn = sorted(first, key=lambda lane: (self._passed[lane], self._urgent.index(lane)))
-        for lane in by_turn:
-            copy = self._busiest(first[lane], open_copies)
-            if copy is not None:
-                return first[lane], copy
+        may = {name for name in self._copies if open_copies is None or open_copies.get(name)}
+        for lane in sorted(first, key=lambda lane: (self._passed[lane], self._urgent.index(lane))):
+            text = first[lane]
+            with_slot = {
+                name: copy
+                for name in may
+                if len((copy := self._copies[name]).texts) + self._kept(lane, copy) < copy.limit
+            }
+            tokens = self.expected_tokens(text)
+            fitting = [(len(c.texts), n) for n, c in with_slot.items() if c.fits(tokens)]
+            if fitting:
+                return text, max(fitting)[1]
+            if with_slot and now_s - text.arrived_s > self._rules[lane].age_s:
+                may.discard(min(with_slot, key=lambda name: with_slot[name].tokens))
         return None
-
-    def _busiest(self, text: Text, open_copies: Mapping[str, bool] | None) -> str | None:
-        tokens = self.expected_tokens(text)
-        kept = 1 if self._urgent.index(text.lane) else 0
-        feasible = [
-            (len(copy.texts), name)
-            for name, copy in self._copies.items()
-            if (open_copies is None or open_copies.get(name, False))
-            and copy.fits(tokens)
-            and (copy.limit == 1 or len(copy.texts) + kept < copy.limit)
-        ]
-        return max(feasible)[1] if feasible else None
 
     def take(self, text: Text, copy: str) -> None:
         """A text begins on a copy."""
-        self._copies[copy].texts[text.item] = (text.lane, self.expected_tokens(text))
+        tokens, before = self.expected_tokens(text), self._mean_room_tokens
+        self._copies[copy].texts[text.item] = (text.lane, tokens)
         self._places[text.item] = copy
-        self._passed[text.lane] += 1.0 / self._weights[text.lane]
+        self._mean_room_tokens += (tokens - before) * (_SMOOTHING if before else 1.0)
+        self._passed[text.lane] += 1.0 / self._rules[text.lane].weight
 
     def give(self, item: str, *, tokens: int | None = None, token_s: float = 0.0) -> None:
         """A text has ended: after so many tokens of its own, a further one of which took so long.
@@ -162,9 +177,9 @@ class Slots:
         if tokens is not None:
             before = self._mean_tokens
             self._mean_tokens += (tokens - before) * (_SMOOTHING if before else 1.0)
-        if self._max_token_s is None or not token_s:
+        if self.max_token_s is None or not token_s:
             return
-        if token_s > self._max_token_s:
+        if token_s > self.max_token_s:
             copy.limit = max(1, min(copy.limit, active) - 1)
-        elif token_s < _WELL_WITHIN * self._max_token_s and active >= copy.limit:
+        elif token_s < _WELL_WITHIN * self.max_token_s and active >= copy.limit:
             copy.limit = min(copy.slots, copy.limit + 1)

@@ -27,6 +27,8 @@ class Growing:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._items: dict[int, str] = {}
+        self._stopped: set[int] = set()
+        self._last_seq = 0
         self._changing = threading.Lock()
 
     def capacity(self, key: str) -> Capacity:
@@ -38,6 +40,8 @@ class Growing:
         seq = call.seq
         with self._changing:
             self._items[seq] = call.item.item
+            self._last_seq = seq
+            stopped = seq in self._stopped
 
         def emit(what: Piece | Generated | ShoalError) -> None:
             if isinstance(what, Piece):
@@ -48,8 +52,13 @@ class Growing:
                 else:
                     send(Failed(seq, Failure.of(what)))
 
+        if stopped:
+            emit(Generated("", "cancelled", 0, 0))
+            return
         try:
             self._generator.start(call.key, call.item, emit)
+            if seq in self._stopped:  # meanwhile, when the generator did not know it yet
+                self._generator.stop(call.item.item)
         except ShoalError as error:
             emit(error)
         except Exception as error:  # task root
@@ -58,10 +67,14 @@ class Growing:
 
     def _is_first_end(self, seq: int) -> bool:
         with self._changing:
+            self._stopped.discard(seq)
             return self._items.pop(seq, None) is not None
 
     def stop(self, seq: int) -> None:
-        """Ends what a call began, if it has not ended."""
-        item = self._items.get(seq)
+        """Ends what a call began, or is about to: calls are begun in the order of their numbers."""
+        with self._changing:
+            item = self._items.get(seq)
+            if item is not None or seq > self._last_seq:
+                self._stopped.add(seq)
         if item is not None:
             self._generator.stop(item)

@@ -231,9 +231,9 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     token, padding and launches included. bytes_per_token: what its texts have had. item_s: device
     seconds of an item. devices: those that hold it. memory_bytes: of one copy, as measured. load_s:
     what its loads take. All of these are 0 while unknown. loading_s: for how long it has been
-    loading. idle_s: since its last batch. Where the entry lists several runtimes: runtime is the
-    one that serves it here, others has the rest, each with why it does not. adapters: those loaded
-    beside its copies.
+    loading. idle_s: since its last batch. growing: texts of it that grow. Where the entry lists
+    several runtimes: runtime is the one that serves it here, others has the rest, each with why it
+    does not. adapters: those loaded beside its copies.
     """
 
     model: str
@@ -247,6 +247,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     load_s: float = 0.0
     loading_s: float = 0.0
     idle_s: float = 0.0
+    growing: int = 0
     runtime: str = ""
     others: dict[str, str] = {}
     adapters: list[AdapterState] = []

@@ -27,12 +27,23 @@ class DemandBook:
         self._wishes: dict[str, tuple[Wish, float]] = {}
 
     def on_counts(
-        self, counts: Mapping[tuple[str, Lane], int], here: Container[str], now_s: float
+        self,
+        counts: Mapping[tuple[str, Lane], int],
+        here: Container[str],
+        now_s: float,
+        growing: Mapping[str, int] | None = None,
     ) -> None:
-        """The broker's counts of all lines. here: the models that are loaded."""
+        """The broker's counts of all lines. here: the models that are loaded.
+
+        growing: texts that have their slots, here or elsewhere: the broker counts them until they
+        are whole, which may take minutes, and they wait for nothing.
+        """
         waiting: dict[str, int] = {}
         for (model, _), n in counts.items():
             waiting[model] = waiting.get(model, 0) + n
+        for model, n in (growing or {}).items():
+            if model in waiting:
+                waiting[model] = max(0, waiting[model] - n)
         passed_s = now_s - self._counted_s if self._counted_s is not None else 0.0
         # Those that came in between have waited for half of the time, on average.
         self._waited_s = {

@@ -80,6 +80,7 @@ class Heartbeat:
             load_s=measured.load_s if measured else 0.0,
             loading_s=now_s - min(load.begun_s for load in loads) if loads else 0.0,
             idle_s=now_s - used_s if holders else 0.0,
+            growing=sum(device.resident[entry.key].texts for device in holders),
             runtime=entry.runtime if self._choices.has_choice(entry.key) else "",
             others=self._choices.others(entry.key),
             adapters=residents.adapters.states(entry, holders),

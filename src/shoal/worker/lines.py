@@ -106,8 +106,8 @@ class SlotLine(Line):
     room: how many could begin now, what is here already counted; set once by whoever knows.
     """
 
-    room: Callable[[], int] = staticmethod(lambda: 0)
+    room: Callable[[Entry, Lane], int] = staticmethod(lambda _, __: 0)
 
     def next_pull(self) -> int:
         """One while there is room, and no pull is open."""
-        return 1 if not self.promised and self.room() else 0
+        return 1 if not self.promised and self.room(self.entry, self.lane) else 0

@@ -127,6 +127,7 @@ class Moves:
         key, device = action.model, self._residents.device(action.device)
         loaded = device.resident.get(key)
         if loaded is None or device.is_busy(key):
+            device.leaving.discard(key)
             return False
         last = len(self._residents.holders(loaded.entry)) == 1
         if last:

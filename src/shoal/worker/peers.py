@@ -75,6 +75,15 @@ class Peers:
                     counts[model] = counts.get(model, 0) + max(1, len(state.devices))
         return counts
 
+    def growing(self) -> dict[str, int]:
+        """How many texts of each generator grow at other workers."""
+        counts: dict[str, int] = {}
+        for models in self._live():
+            for model, state in models.items():
+                if state.growing:
+                    counts[model] = counts.get(model, 0) + state.growing
+        return counts
+
     def can_serve(self, model: str) -> bool:
         """Whether another worker has not said that it cannot."""
         states = [models.get(model) for models in self._live()]

@@ -67,6 +67,15 @@ class Picture:
         """The memories now, as they are measured."""
         return self._memories.state(self.residents.pids())
 
+    def growing(self) -> dict[str, int]:
+        """How many texts of each generator grow, here and at other workers."""
+        growing = dict(self.peers.growing())
+        for device in self.residents.devices:
+            for key, loaded in device.resident.items():
+                if loaded.texts:
+                    growing[key] = growing.get(key, 0) + loaded.texts
+        return growing
+
     def here(self) -> set[str]:
         """The models that are loaded, without those that wait behind others beside an idle device.
 

@@ -106,7 +106,7 @@ class Placing:
             solo=item.delivery.attempt > 1,
             size_bytes=len(made.ids) + sum(map(len, made.blobs)),
         )
-        if envelope.payload is None:
+        if envelope.payload is None and not entry.generates:  # its engine counts, at the end
             self._costs.on_text(entry, len(bytes(envelope.body)), sum(made.lengths))
         if entry.generates:
             self._streams.add(entry, waiting)

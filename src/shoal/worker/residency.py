@@ -176,7 +176,7 @@ class Residency:
         except QueueUnavailable as error:
             log.debug("counts: %s", error)
             return
-        self._demand.on_counts(counts, here, now_s)
+        self._demand.on_counts(counts, here, now_s, self._picture.growing())
 
     async def _ask_gpus(self) -> None:
         """What the processes on each GPU hold of its memory; the host's is read without them."""

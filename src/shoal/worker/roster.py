@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from shoal.catalog.schema import Entry
 from shoal.core.types import Lane
@@ -116,7 +115,7 @@ class Roster:
                 budget_tokens=entry.profile.batch_tokens,
             )
             if isinstance(line, SlotLine):
-                line.room = partial(self.slot_room, entry, lane)
+                line.room = self.slot_room
 
     def _drop(self, entry: Entry) -> None:
         del self.entries[entry.key]

@@ -331,7 +331,8 @@ def _as_text_to_grow(entry: Entry, envelope: Envelope, inputs: Inputs) -> RunIte
     if len(inputs.chats) + len(inputs.texts) != 1:
         raise InvalidRequest("one prompt or conversation is continued at a time", param="prompt")
     seed = None if asked.seed is None else asked.seed + envelope.index % asked.n
-    size_bytes = sum(len(turn.content) for turn in chat) or sum(map(len, inputs.texts))
+    texts = [turn.content for turn in chat] or inputs.texts
+    size_bytes = sum(len(text.encode()) for text in texts)
     generation = structs.replace(asked, stream=True, seed=seed)
     return RunItem(
         envelope.item,
