@@ -54,6 +54,20 @@ def test_choice_stays_with_what_serves():
     assert choose([two[0], Candidate("torch", "broken")], "torch").runtime == "onnx"
 
 
+def test_choice_prefers_what_can_do_all_that_is_wanted():
+    """A lack counts where another runtime has none; where all lack something, the model is served.
+
+    It outweighs the cost and what serves now, and says so.
+    """
+    poor = Candidate("onnx", None, 1e-9, lacks="no adapters")
+    rich = Candidate("torch", None, 1.0)
+    choice = choose([poor, rich], "onnx")
+    assert (choice.runtime, choice.others) == ("torch", {"onnx": "no adapters"})
+    broken = Candidate("torch", "broken")
+    choice = choose([poor, broken])
+    assert (choice.runtime, choice.why_not, choice.others) == ("onnx", None, {"torch": "broken"})
+
+
 def test_choice_of_none_is_the_first_with_its_reason():
     """Where nothing can serve, the entry's own runtime says why."""
     choice = choose([Candidate("onnx", "a"), Candidate("torch", "b")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -11,11 +13,12 @@ from shoal.catalog.schema import Alternative, Entry, Profile
 from shoal.core.choice import MARGIN
 from shoal.core.cost import Work
 from shoal.errors import ModelLoading, ModelUnavailable, OutOfMemory, RuntimeUnavailable
+from shoal.ipc.facts import Adapts, Facts
 from shoal.worker.choice import Choices
 from shoal.worker.costs import CostBook
 from shoal.worker.device import Device, Loaded, Loading
 from shoal.worker.faults import LoadFaults, blames_runtime
-from shoal.worker.servable import Facts, Installed
+from shoal.worker.servable import Installed
 
 WORK = Work(2_048, 2_048 * 64)
 
@@ -29,10 +32,11 @@ class Worker:
         self.devices = [Device(name) for name in devices]
         self.installed = Installed(devices)
         found = {
-            "onnx": Facts(None, [], adapts=False),
-            "torch": Facts(None, [], adapts=True),
-            "candle": Facts(None, ["cpu"], adapts=False),
-            "absent": Facts("absent is not installed", [], adapts=False),
+            "onnx": Facts(),
+            "torch": Facts(adapts=Adapts()),
+            "candle": Facts(devices=["cpu"]),
+            "absent": Facts("absent is not installed"),
+            "texts": Facts(tasks=["generate"]),
         }
         self.installed.take(found, shelf)
         self.adapted = set()
@@ -95,7 +99,7 @@ def test_choices_pass_over_what_does_not_compute_on_the_devices(tmp_path, entry)
 
 def test_choices_build_nothing_for_an_alternative(worker, tmp_path, entry):
     """A bundle that is not built counts where it is the entry's own runtime's only."""
-    absent = Facts("not installed", [], adapts=False)
+    absent = Facts("not installed")
     worker.installed.take({"onnx": absent, "candle": absent}, Shelf(tmp_path, read()))
     own = msgspec.structs.replace(entry, runtime="candle", alternatives=[Alternative("onnx")])
     assert worker.choices.served(own).runtime == "candle"
@@ -191,6 +195,59 @@ def test_choices_wait_for_copies_to_go_before_adapters_move_a_model(worker, entr
     assert [one.runtime for one in worker.switched] == ["torch"]
     assert worker.choices.due == []
     assert "adapters" in worker.choices.others(entry.key)["onnx"]
+
+
+def test_choices_leave_a_runtime_of_adapters_that_does_not_load(worker, entry):
+    """What served before serves again, and stays: a model without its adapters is better than none.
+
+    Where that fails, too, there is a fault, and the one with adapters is next again.
+    """
+    served = worker.choices.served(entry)
+    worker.adapted.add("m")
+    worker.choices.served(entry)
+    worker.choices.switch_due()
+    torch = worker.switched[-1]
+    assert torch.runtime == "torch"
+    assert worker.choices.take_over(torch, ModelUnavailable("broken"))
+    assert worker.choices.served(entry) == served == worker.switched[-1]
+    assert worker.choices.due == []
+    assert worker.choices.others(entry.key)["torch"] == "broken"
+    assert worker.choices.take_over(served, ModelUnavailable("broken, too"))
+    candle = worker.choices.served(entry)
+    assert candle.runtime == "candle"
+    assert not worker.choices.take_over(candle, ModelUnavailable("all broken"))
+    assert worker.choices.served(entry).runtime == "torch"
+
+
+def test_choices_ask_each_entry_whether_it_takes_adapters(worker, entry):
+    """It depends on the weights, the tasks and the options, and not on the runtime alone."""
+    adapts = Adapts(tasks=["generate"], bare_weights=[".gguf"], usual=0)
+    worker.installed.take({"engine": Facts(adapts=adapts)}, Shelf(Path(), []))
+
+    def most(**fields):
+        return worker.installed.most_adapters(msgspec.structs.replace(text, **fields))
+
+    text = msgspec.structs.replace(
+        entry, runtime="engine", tasks=["generate"], options={"max_adapters": 3}
+    )
+    assert most() == 3
+    assert most(options={}) == adapts.usual
+    assert most(tasks=["encode"]) == most(weights="model.gguf") == most(source="hf://m.gguf") == 0
+    assert most(runtime="elsewhere") == 0
+
+
+@pytest.mark.parametrize("option", ["many", True, -1, 1.5])
+def test_choices_refuse_a_number_of_adapters_that_is_none(worker, entry, option):
+    """The model cannot be served, and the reason names the option."""
+    torch = msgspec.structs.replace(entry, runtime="torch", options={"max_adapters": option})
+    assert "max_adapters" in worker.installed.why_not(torch)
+
+
+def test_choices_pass_over_a_runtime_of_other_tasks(worker, entry):
+    """A runtime that does not serve what an entry is for is not loaded to find that out."""
+    listed = msgspec.structs.replace(entry, runtime="texts")
+    assert worker.choices.served(listed).runtime == "torch"
+    assert "does not serve encode" in worker.choices.others(listed.key)["texts"]
 
 
 def test_choices_stay_where_no_runtime_has_adapters(worker, entry):

@@ -28,6 +28,7 @@ from shoal.catalog.resolve import weights_files
 from shoal.catalog.schema import Adapter, Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.catalog.sources import ADAPTER_FILES, is_remote
+from shoal.catalog.variants import on_runtime, runtimes_of
 from shoal.cli.letters import plain
 from shoal.cli.models_change import How, make
 from shoal.cli.models_cluster import Shelved, hear_all, named, read_shelf
@@ -44,7 +45,7 @@ from shoal.errors import (
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.adapters import read_adapter
 from shoal.runtimes.checkpoint import read_header
-from shoal.runtimes.registry import adapts
+from shoal.runtimes.registry import facts
 from shoal.wire.envelope import AdapterState, Status
 
 _MIB = 2**20
@@ -97,11 +98,11 @@ def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
     if not at:
         raise SettingsError(f"`{wish.name}`: an adapter is named BASE@NAME, by its model first")
     base = named(catalog, model)
-    runtimes = [base.runtime, *(other.runtime for other in base.alternatives)]
-    if not any(_may_adapt(runtime) for runtime in runtimes):
+    runtimes = runtimes_of(base)
+    if not any(_may_adapt(on_runtime(base, runtime)) for runtime in runtimes):
         raise CatalogError(
-            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters; another entry "
-            "of it could run on torch"
+            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters for it; another "
+            "entry of it could run on torch, or have its option `max_adapters`"
         )
     before = next((each for each in catalog.adapters if each.id == f"{base.id}@{name}"), None)
     wanted = {
@@ -126,9 +127,11 @@ def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
     return _looked_at(adapter, folder, base, wish)
 
 
-def _may_adapt(runtime: str) -> bool:
+def _may_adapt(base: Entry) -> bool:
     try:
-        return adapts(runtime)
+        adapts = facts(base.runtime).adapts
+        weights = base.weights or base.source
+        return adapts is not None and adapts.most(base.tasks, weights, base.options) > 0
     except RuntimeUnavailable:  # it is not here, and the workers may have it
         return True
 

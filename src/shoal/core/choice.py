@@ -20,12 +20,14 @@ class Candidate:
     """A runtime that could serve a model.
 
     why_not: why it cannot; None: it can. token_s: device seconds of a token, as measured here or
-    else as declared; 0 while unknown.
+    else as declared; 0 while unknown. lacks: what it cannot do of what is wanted of the model; that
+    counts where another can.
     """
 
     runtime: str
     why_not: str | None = None
     token_s: float = 0.0
+    lacks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,25 @@ class Choice:
 def choose(candidates: Sequence[Candidate], serving: str | None = None) -> Choice:
     """The first that can serve, unless a later one is known to be cheaper by the margin.
 
+    Where some can do all that is wanted, it is one of those.
+
     candidates: in the order of the entry, at least one. serving: the one that serves now, which
     counts as the first of those that can.
     """
     able = [one for one in candidates if one.why_not is None]
+    able = [one for one in able if one.lacks is None] or able
     able.sort(key=lambda one: one.runtime != serving)
     best = able[0] if able else candidates[0]
     for one in able[1:]:
         if one.token_s and best.token_s and one.token_s * MARGIN < best.token_s:
             best = one
-    others = {one.runtime: one.why_not or _behind(one, best) for one in candidates if one != best}
+    others = {one.runtime: _why(one, best) for one in candidates if one != best}
     return Choice(best.runtime, others, best.why_not)
+
+
+def _why(one: Candidate, best: Candidate) -> str:
+    lacks = one.lacks if best.lacks is None else None
+    return one.why_not or lacks or _behind(one, best)
 
 
 def _behind(one: Candidate, best: Candidate) -> str:

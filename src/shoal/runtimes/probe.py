@@ -1,7 +1,7 @@
 """Says which runtimes an environment can run, and on what, as JSON on standard output.
 
     python -m shoal.runtimes.probe
-    ->  {"onnx": {"why_not": null, "devices": [], "adapts": false},
+    ->  {"onnx": {"why_not": null, "devices": [], "tasks": ["encode", ...], "adapts": null},
          "torch": {"why_not": "torch is not installed: ...", ...}, ...}
 
 A worker asks this of each environment instead of importing runtimes itself. Owns nothing else.
@@ -9,30 +9,30 @@ A worker asks this of each environment instead of importing runtimes itself. Own
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Any
+
+import msgspec
 
 from shoal.errors import RuntimeUnavailable
-from shoal.runtimes.registry import adapts, available, devices, names
+from shoal.ipc.facts import Facts
+from shoal.runtimes.registry import facts, names
 
 
 def probe() -> dict[str, str | None]:
     """Every registered runtime with None, or the reason why it cannot run here."""
-    return {name: facts["why_not"] for name, facts in probe_facts().items()}
+    return {name: found.why_not for name, found in probe_facts().items()}
 
 
-def probe_facts() -> dict[str, dict[str, Any]]:
-    """Every registered runtime: why it cannot run here, its kinds of device, and adapters."""
-    found: dict[str, dict[str, Any]] = {}
+def probe_facts() -> dict[str, Facts]:
+    """Every registered runtime, with what is known of it."""
+    found: dict[str, Facts] = {}
     for name in names():
         try:
-            facts = {"why_not": available(name), "devices": devices(name), "adapts": adapts(name)}
+            found[name] = facts(name)
         except RuntimeUnavailable as error:
-            facts = {"why_not": error.message, "devices": [], "adapts": False}
-        found[name] = facts
+            found[name] = Facts(error.message)
     return found
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(probe_facts()))
+    sys.stdout.buffer.write(msgspec.json.encode(probe_facts()))

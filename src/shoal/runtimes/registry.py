@@ -2,7 +2,8 @@
 
 Runtimes register through the entry-point group `shoal.runtimes`; each class may declare `needs`,
 the import names of the libraries it cannot do without, each with the command that installs it,
-and `devices`, the kinds of device that it computes on if not on all.
+`devices`, the kinds of device that it computes on if not on all, `tasks`, those that it serves,
+and `adapts`, which models it takes adapters for if not for all.
 Owns finding and checking. Imports no runtime library: a runtime imports its own when it is made.
 Does not own processes (`shoal.runtimes.host`).
 """
@@ -14,7 +15,9 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from shoal.core.spelling import near
+from shoal.core.types import TASKS
 from shoal.errors import RuntimeUnavailable
+from shoal.ipc.facts import Adapts, Facts
 from shoal.runtimes.interface import Runtime, RuntimeFactory
 
 GROUP = "shoal.runtimes"
@@ -33,20 +36,20 @@ def available(name: str) -> str | None:
     return _missing(name, _factory(name))
 
 
-def devices(name: str) -> list[str]:
-    """The kinds of device that a runtime computes on (`cpu`, `cuda`); none named: on all.
+def facts(name: str) -> Facts:
+    """What is known of a runtime before it has ever run.
 
     Raises `RuntimeUnavailable` as `available` does.
     """
-    return list(getattr(_factory(name), "devices", ()))
-
-
-def adapts(name: str) -> bool:
-    """Whether a runtime runs models with adapters (it is `Adapting`).
-
-    Raises `RuntimeUnavailable` as `available` does.
-    """
-    return hasattr(_factory(name), "load_adapter")
+    factory = _factory(name)
+    adapts = getattr(factory, "adapts", Adapts()) if hasattr(factory, "load_adapter") else None
+    served = [task for task in TASKS if task != "generate" or hasattr(factory, "start")]
+    return Facts(
+        _missing(name, factory),
+        list(getattr(factory, "devices", ())),
+        list(getattr(factory, "tasks", served)),
+        adapts,
+    )
 
 
 def create(name: str, device: str, threads: int) -> Runtime:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shoal.core.types import Task
 from shoal.errors import InputTooLong, ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.holding import HoldingRuntime, Model, Outcomes, each, each_text
@@ -30,9 +31,10 @@ class SpacyRuntime(HoldingRuntime):
 
     name = "spacy"
     needs: ClassVar[dict[str, str]] = {"spacy": _CURE}
+    tasks: ClassVar[tuple[Task, ...]] = ("extract",)
 
     def __init__(self, *, device: str, threads: int) -> None:
-        traits = Traits(accepts_ids=False, tasks=["extract"])
+        traits = Traits(accepts_ids=False, tasks=list(self.tasks))
         super().__init__(traits, device=device, threads=threads)
         self.version = version("spacy")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.core.spelling import did_you_mean
+from shoal.core.types import Task
 from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.holding import HoldingRuntime, Model, Outcomes, each, each_blob
@@ -32,9 +33,10 @@ class WhisperRuntime(HoldingRuntime):
 
     name = "whisper"
     needs: ClassVar[dict[str, str]] = {"faster_whisper": _CURE, "ctranslate2": _CURE, "av": _CURE}
+    tasks: ClassVar[tuple[Task, ...]] = ("transcribe",)
 
     def __init__(self, *, device: str, threads: int) -> None:
-        traits = Traits(accepts_ids=False, tasks=["transcribe"])
+        traits = Traits(accepts_ids=False, tasks=list(self.tasks))
         super().__init__(traits, device=device, threads=threads)
         self.version = version("faster-whisper")
 

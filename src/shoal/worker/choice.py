@@ -3,9 +3,10 @@
 An entry may list several. One is chosen when the entry comes, and stays while it serves: a small
 difference never moves a model. One that turns out broken gives way to the next, for as long as the
 worker lives; where all have failed, the first is next again. One that cannot run adapters gives
-way once there are some, as soon as no copy is loaded. Owns what is chosen, and why the others are
-not. Does not own the rule (`shoal.core.choice`), loading (`resident`), or what happens to items
-that were prepared for another runtime (`intake`, `dispatch`).
+way to one that can once there are some, as soon as no copy is loaded, and serves again where that
+one turns out broken: a model without its adapters is better than none. Owns what is chosen, and
+why the others are not. Does not own the rule (`shoal.core.choice`), loading (`resident`), or what
+happens to items that were prepared for another runtime (`intake`, `dispatch`).
 """
 
 from __future__ import annotations
@@ -52,11 +53,19 @@ class Choices:
         chosen = self._chosen.get(entry.key)
         if chosen not in runtimes_of(entry):
             return on_runtime(entry, self._choose(entry))
-        if self._lacks_adapters(entry, chosen) and any(
-            not self._why_not(on_runtime(entry, other), entry) for other in runtimes_of(entry)
-        ):
+        if self._is_due(entry, chosen):
             self._due.add(entry.key)
+        else:
+            self._due.discard(entry.key)
         return on_runtime(entry, chosen)
+
+    def _is_due(self, entry: Entry, chosen: str) -> bool:
+        """Whether the model has adapters that its runtime cannot run and another can."""
+        if not self.has_adapters(entry.id):
+            return False
+        candidates = [self._candidate(entry, runtime) for runtime in runtimes_of(entry)]
+        lacks = {one.runtime for one in candidates if one.lacks}
+        return chosen in lacks and any(not (one.why_not or one.lacks) for one in candidates)
 
     def others(self, key: str) -> dict[str, str]:
         """The runtimes that could serve a model and do not, each with the reason."""
@@ -144,19 +153,19 @@ class Choices:
 
     def _candidate(self, entry: Entry, runtime: str) -> Candidate:
         alone = on_runtime(entry, runtime)
+        why_not = self._why_not(alone, entry)
+        wanted = why_not is None and self.has_adapters(entry.id)
+        lacks = None
+        if wanted and not self._installed.most_adapters(alone):
+            lacks = "it does not run adapters, and the model has some"
         token_s = self._costs.known_token_s(alone) or declared_token_s(entry, runtime)
-        return Candidate(runtime, self._why_not(alone, entry), token_s)
+        return Candidate(runtime, why_not, token_s, lacks)
 
     def _why_not(self, alone: Entry, entry: Entry) -> str | None:
-        """Why a runtime cannot serve; the lack of adapters counts only where another has them."""
+        """Why a runtime cannot serve."""
         broken = self._broken.get(entry.key, {}).get(alone.runtime)
         reason = broken or self._installed.why_not(alone)
         if reason is None and alone.runtime != entry.runtime:
             # An environment may be gigabytes: only that of the entry's own runtime comes unasked.
             reason = self._installed.unbuilt(alone.runtime)
-        if reason is None and self._lacks_adapters(entry, alone.runtime):
-            return "it does not run adapters, and the model has some"
         return reason
-
-    def _lacks_adapters(self, entry: Entry, runtime: str) -> bool:
-        return self.has_adapters(entry.id) and not self._installed.adapts(runtime)

@@ -16,17 +16,10 @@ import msgspec
 from shoal.bundles.shelf import Shelf
 from shoal.catalog.resolve import why_absent
 from shoal.catalog.schema import Entry
-from shoal.errors import OperatorError
+from shoal.errors import ModelUnavailable, OperatorError
+from shoal.ipc.facts import Facts
 
 PROBE_S = 60.0
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What is known of a runtime before it has ever run; see `shoal.runtimes.probe`."""
-
-    why_not: str | None
-    devices: list[str]
-    adapts: bool
 
 
 class Installed:
@@ -36,7 +29,7 @@ class Installed:
         kinds = (device.partition("#")[0].partition(":")[0] for device in devices)
         self._kinds = sorted(set(kinds))
         self._runtimes: dict[str, str | None] = {}
-        self._without_adapters: frozenset[str] = frozenset()
+        self._facts: dict[str, Facts] = {}
         self._shelf: Shelf | None = None
 
     async def look(self, shelf: Shelf) -> None:
@@ -57,7 +50,7 @@ class Installed:
         """Takes over what a probe has found."""
         self._shelf = shelf
         self._runtimes = shelf.complete({name: facts.why_not for name, facts in found.items()})
-        self._without_adapters = frozenset(n for n, facts in found.items() if not facts.adapts)
+        self._facts = dict(found)
         for name, facts in found.items():
             lacking = [kind for kind in self._kinds if facts.devices and kind not in facts.devices]
             if lacking:
@@ -71,7 +64,19 @@ class Installed:
         if entry.runtime not in self._runtimes:
             known = ", ".join(self._runtimes)
             return f"runtime `{entry.runtime}` is unknown here; known are {known}"
-        return self._runtimes[entry.runtime] or why_absent(entry)
+        return self._runtimes[entry.runtime] or self._unfit(entry) or why_absent(entry)
+
+    def _unfit(self, entry: Entry) -> str | None:
+        """Why its runtime is none for an entry, whatever is installed."""
+        facts = self._facts.get(entry.runtime, Facts())
+        lacking = [task for task in entry.tasks if facts.tasks and task not in facts.tasks]
+        if lacking:
+            return f"runtime `{entry.runtime}` does not serve {', '.join(lacking)}"
+        try:
+            self.most_adapters(entry)
+        except ModelUnavailable as error:
+            return error.message
+        return None
 
     def unbuilt(self, runtime: str) -> str | None:
         """That a runtime's bundle is still to be built, and how; None where nothing is."""
@@ -80,6 +85,12 @@ class Installed:
             return None
         return f"the bundle `{bundle.name}` is not built: {self._shelf.cure(bundle)}"
 
-    def adapts(self, runtime: str) -> bool:
-        """Whether a runtime runs models with adapters, as far as is known."""
-        return runtime not in self._without_adapters
+    def most_adapters(self, entry: Entry) -> int:
+        """How many adapters a copy of an entry has at once, as its runtime says; 0: it takes none.
+
+        Raises `ModelUnavailable` where the entry's option is no number.
+        """
+        adapts = self._facts.get(entry.runtime, Facts()).adapts
+        if adapts is None:
+            return 0
+        return adapts.most(entry.tasks, entry.weights or entry.source, entry.options)

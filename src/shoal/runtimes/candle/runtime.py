@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import ClassVar
 
+from shoal.core.types import Task
 from shoal.errors import InvalidRequest, ModelUnavailable, RuntimeUnavailable
+from shoal.ipc.facts import Adapts
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.candle.embedder import Embedder
 from shoal.runtimes.candle.generator import TextGenerator
@@ -38,6 +40,8 @@ class CandleRuntime:
         ("candding", "tokenizers", "mistralrs", "jinja2"), _CURE
     )
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    tasks: ClassVar[tuple[Task, ...]] = ("encode", "score", "generate")
+    adapts: ClassVar[Adapts] = Adapts(tasks=["generate"], bare_weights=[".gguf"])
 
     def __init__(self, *, device: str, threads: int) -> None:
         if device.partition(":")[0] != "cpu":
@@ -45,9 +49,7 @@ class CandleRuntime:
         for name, value in (*((name, str(threads)) for name in _THREADS), *_FIXED.items()):
             os.putenv(name, value)
         self.version = f"{version('candding')}, {version('mistralrs')}"
-        self.traits = Traits(
-            accepts_ids=False, tasks=["encode", "score", "generate"], lora=True, streams=True
-        )
+        self.traits = Traits(accepts_ids=False, tasks=list(self.tasks), lora=True, streams=True)
         self._models: dict[str, Embedder] = {}
         self._generators: dict[str, TextGenerator] = {}
 

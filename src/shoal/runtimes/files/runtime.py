@@ -35,13 +35,14 @@ class FilesRuntime(HoldingRuntime):
 
     name = "files"
     needs: ClassVar[dict[str, str]] = {"onnxruntime": "pip install onnxruntime"}
+    tasks: ClassVar[tuple[Task, ...]] = ("classify", "extract")
 
     def __init__(self, *, device: str, threads: int) -> None:
         from shoal.runtimes.onnx.session import providers
 
         providers(device)  # a missing device is known now, not at the first load
-        tasks: list[Task] = ["classify", "extract"]
-        super().__init__(Traits(accepts_ids=False, tasks=tasks), device=device, threads=threads)
+        traits = Traits(accepts_ids=False, tasks=list(self.tasks))
+        super().__init__(traits, device=device, threads=threads)
         self.version = version("onnxruntime")
 
     def open(self, spec: ModelSpec) -> Model:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
-from shoal.core.types import TEXT_TASKS
+from shoal.core.types import TEXT_TASKS, Task
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec, RunItem, Traits
 from shoal.runtimes.checkpoint import locate
@@ -34,13 +34,14 @@ class OnnxRuntime:
 
     name = "onnx"
     needs: ClassVar[dict[str, str]] = {"onnxruntime": "pip install onnxruntime"}
+    tasks: ClassVar[tuple[Task, ...]] = TEXT_TASKS
 
     def __init__(self, *, device: str, threads: int) -> None:
         from shoal.runtimes.onnx.session import providers
 
         providers(device)  # a missing device is known now, not at the first load
         self.version = version("onnxruntime")
-        self.traits = Traits(accepts_ids=True, tasks=list(TEXT_TASKS), host_tier=device == "cpu")
+        self.traits = Traits(accepts_ids=True, tasks=list(self.tasks), host_tier=device == "cpu")
         self._device = device
         self._threads = threads
         self._models: dict[str, LoadedModel] = {}

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from shoal.core.types import TEXT_TASKS
+from shoal.core.types import TEXT_TASKS, Task
 from shoal.errors import ModelUnavailable, RunFailed, RuntimeUnavailable
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.adapters import read_adapter
@@ -47,6 +47,7 @@ class TorchRuntime:
 
     name = "torch"
     needs: ClassVar[dict[str, str]] = {"torch": "pip install 'shoal[torch]'"}
+    tasks: ClassVar[tuple[Task, ...]] = TEXT_TASKS
 
     def __init__(self, *, device: str, threads: int) -> None:
         import torch
@@ -61,7 +62,7 @@ class TorchRuntime:
         self._threads = threads
         self._linear = choose(device)
         self.traits = Traits(
-            accepts_ids=True, tasks=list(TEXT_TASKS), packing=device == "cpu", lora=True
+            accepts_ids=True, tasks=list(self.tasks), packing=device == "cpu", lora=True
         )
         self._models: dict[str, LoadedModel | LoadedPictures] = {}
         self._adapted: dict[str, _Adapted] = {}
