@@ -20,6 +20,7 @@ from shoal.ipc.messages import ModelSpec
 
 MAX_SLOTS = 192  # a connection between worker and runtime process takes 256 calls
 MAX_ADAPTERS = 64
+USUAL_ADAPTERS = 0
 MAX_RANK = 256
 _DTYPES = ("float32", "bfloat16", "float16", "auto")
 # A server rounds its own bounds down by a few tokens.
@@ -50,7 +51,7 @@ def plan(spec: ModelSpec, device: str) -> Plan:
         slots=_number(spec, "slots", 16, 1, MAX_SLOTS),
         kv_tokens=_number(spec, "kv_tokens", 4 * most, most + _SPARE_TOKENS, None),
         dtype=str(spec.options.get("dtype", "float32" if cpu else "auto")),
-        adapters=_number(spec, "max_adapters", 0, 0, MAX_ADAPTERS),
+        adapters=_number(spec, "max_adapters", USUAL_ADAPTERS, 0, MAX_ADAPTERS),
         adapter_rank=_number(spec, "adapter_rank", 16, 1, MAX_RANK),
         seeds=spec.options.get("seeds") is True,
     )

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from shoal.core.types import Task
 from shoal.errors import (
     CapacityError,
     InvalidRequest,
@@ -27,6 +28,7 @@ from shoal.errors import (
     RuntimeCrashed,
     ShoalError,
 )
+from shoal.ipc.facts import Adapts
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.bert import read_config
 from shoal.runtimes.candle.prompts import Prompts, of_folder
@@ -83,6 +85,8 @@ class SglangRuntime:
     needs: ClassVar[dict[str, str]] = dict.fromkeys(
         ("sglang", "torch", "httpx", "tokenizers", "jinja2"), _CURE
     )
+    tasks: ClassVar[tuple[Task, ...]] = ("generate", "encode")
+    adapts: ClassVar[Adapts] = Adapts(tasks=["generate"], usual=command.USUAL_ADAPTERS)
 
     def __init__(
         self,
@@ -97,9 +101,7 @@ class SglangRuntime:
             self.version = version("sglang")
         except PackageNotFoundError:
             self.version = "none"
-        self.traits = Traits(
-            accepts_ids=False, tasks=["generate", "encode"], lora=True, streams=True
-        )
+        self.traits = Traits(accepts_ids=False, tasks=list(self.tasks), lora=True, streams=True)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of each request
         self._device = device
         self._on_lost = on_lost
