@@ -46,6 +46,7 @@ def test_growing_stops_a_call_that_has_not_begun() -> None:
     growing.start(call(7), sent.append)
     assert engine.texts == {}
     assert [type(answer) for answer in sent] == [Finished]
+    assert isinstance(sent[0], Finished)
     assert sent[0].generated.finish_reason == "cancelled"
 
 
