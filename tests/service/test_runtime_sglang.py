@@ -23,6 +23,7 @@ from shoal.errors import (
     InvalidRequest,
     ModelUnavailable,
     OutOfMemory,
+    RunFailed,
     RuntimeCrashed,
     ShoalError,
 )
@@ -204,15 +205,17 @@ def test_sglang_unload_ends_texts_and_leaves_no_process(tiny):
 HOST = """
 import time
 from shoal.runtimes.sglang.server import Server
-Server("m@1", [], {}, print, "tests.support.forking_server")
+print(Server("m@1", [], {}, print, "tests.support.forking_server").folder, flush=True)
 time.sleep(100)
 """
 
 
 @pytest.mark.parametrize("killed", ["host", "server"])
 def test_sglang_nothing_outlives_a_killed_process(killed):
-    """Neither the server nor a child that is not tied to it, whichever of us is killed."""
-    host = subprocess.Popen([sys.executable, "-c", HOST])
+    """Neither the server, nor a child that is not tied to it, nor its files, whoever is killed."""
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    folder = Path(host.stdout.readline().strip())
+    assert folder.is_dir()
     family: list[psutil.Process] = []
     give_up_s = time.monotonic() + 20
     while len(family) < 3 and time.monotonic() < give_up_s:  # keeper, server and its child
@@ -221,8 +224,9 @@ def test_sglang_nothing_outlives_a_killed_process(killed):
     assert len(family) == 3
     (host if killed == "host" else family[1]).kill()
     assert not psutil.wait_procs(family, 10)[1]
+    assert not folder.exists()
     host.kill()
-    host.wait()
+    host.communicate()
 
 
 def test_sglang_server_that_does_not_start_says_why(tiny):
@@ -296,6 +300,7 @@ def test_sglang_adapters_are_bounded_and_go_when_told(tiny, adapter):
         ({"options": {"speed": 3}}, "no option 'speed'"),
         ({"tasks": ["encode"], "options": {}, "pooling": "mean"}, "pools llama models by last"),
         ({"tasks": ["encode", "score"], "options": {}}, "generate or encode"),
+        ({"tasks": ["encode"], "pooling": "last"}, "leave out max_adapters"),
         ({"weights": "pytorch_model.bin"}, "pytorch_model.bin"),
     ],
 )
@@ -319,10 +324,12 @@ def test_sglang_command_on_a_gpu_is_plain(tiny):
 
 
 def test_sglang_error_bodies_become_typed_errors():
-    """Bodies as the server writes them: the caller's for 400, its own for the rest."""
+    """Bodies as the server writes them: the caller's for 4xx, its own for the rest."""
     body = b'{"error":{"message":"LoRA adapter \'nope\' was requested"}}'
     assert isinstance(refused(400, body), InvalidRequest)
     assert "nope" in refused(400, body).message
     body = b'{"success":false,"error_message":"LoRA is not enabled.","loaded_adapters":null}'
     assert "not enabled" in refused(400, body).message
     assert refused(503, b"<html>").http_status >= 500
+    assert isinstance(refused(422, b"{}"), InvalidRequest)
+    assert isinstance(refused(401, b'{"error":"Unauthorized"}'), RunFailed)  # the key is ours

@@ -10,6 +10,7 @@ from shoal.wire.generation import ChatMessage, Generation
 
 KEY = "tiny@1"
 ADAPTER = "tiny@words@1"
+STUCK = "tiny@stuck@1"  # the replayed server does not unload it
 OPTIONS = {"slots": 2, "kv_tokens": 1024, "max_adapters": 2, "adapter_rank": 8}
 
 
@@ -37,6 +38,17 @@ CASES = {
     "long": Case("long", {}, stop_after=3),
     "dies": Case("dies", {"max_tokens": 6}, dies_after=3),
 }
+
+# What no recording has: streams of a server that is at fault, by the names of the texts.
+WRITTEN = {
+    "faulty-numbers": 'data: {"text": "a", "meta_info": {"completion_tokens": 1, '
+    '"output_token_logprobs": [[-1.0, 5, "a"], [-1.0, 6, "b"]], "output_top_logprobs": [null]}}'
+    "\n\n",
+    "faulty-type": 'data: {"text": 5}\n\n',
+    "faulty-end": 'data: {"text": "a", "meta_info": {"completion_tokens": 1}}\n\n',
+    "faulty-code": 'data: {"error": {"message": "no room", "code": 503}}\n\n',
+}
+CASES |= {name: Case(how={"logprobs": 1}) for name in WRITTEN}
 
 
 def case(name: str, **more: object) -> RunItem:

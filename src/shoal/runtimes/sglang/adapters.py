@@ -2,18 +2,21 @@
 
 A server finds out in the middle of its work that an adapter has other shapes than its model, and
 dies of it; of the config it reads rank and alpha, and passes over what else there is. So both are
-checked here. Owns that check. Does not own reading the folder (`shoal.runtimes.adapters`) or
-loading (`contract`).
+checked here. It also reads whatever else lies beside an adapter's two files, so it is shown a
+folder of links to these two. Owns both. Does not own reading the folder (`shoal.runtimes.adapters`)
+or loading (`contract`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import AdapterSpec
-from shoal.runtimes.adapters import WEIGHTS, read_adapter
+from shoal.runtimes.adapters import CONFIG, WEIGHTS, read_adapter
 from shoal.runtimes.checkpoint import read_header
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -52,3 +55,21 @@ def check(adapter: AdapterSpec, base: Shapes, max_rank: int) -> int:
                 f"{max_rank}: set its option `adapter_rank`"
             )
     return (Path(adapter.path) / WEIGHTS).stat().st_size
+
+
+def view(adapter: AdapterSpec, within: Path) -> Path:
+    """A new folder that has what was checked of an adapter, and nothing else."""
+    folder = _place(adapter.key, within)
+    folder.mkdir()
+    for name in (CONFIG, WEIGHTS):
+        (folder / name).symlink_to((Path(adapter.path) / name).resolve())
+    return folder
+
+
+def remove_view(key: str, within: Path) -> None:
+    """Takes it away."""
+    shutil.rmtree(_place(key, within), ignore_errors=True)
+
+
+def _place(key: str, within: Path) -> Path:
+    return within / hashlib.sha256(key.encode()).hexdigest()[:24]

@@ -71,6 +71,8 @@ def check(spec: ModelSpec, config: dict[str, Any]) -> None:
         raise _wrong(spec, f"serves generate or encode, one of them, not {', '.join(spec.tasks)}")
     if spec.tasks == ["generate"]:
         return
+    if spec.options.get("max_adapters"):
+        raise _wrong(spec, "takes adapters for models that generate: leave out max_adapters")
     kind = str(config.get("model_type", ""))
     pools = "cls" if kind in ("bert", "roberta", "xlm-roberta") else "last"
     if spec.pooling != pools:

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import InputTooLong, InvalidRequest, RunFailed, ShoalError
+from shoal.errors import (
+    DeadlineExceeded,
+    InputTooLong,
+    InvalidRequest,
+    ModelUnavailable,
+    RunFailed,
+    ShoalError,
+)
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.answers import Answers, Numbers
 from shoal.runtimes.entities import Tags
@@ -45,7 +52,11 @@ class Embedder:
             except ShoalError as error:
                 plans.append(error)
         asked = [ids for plan in plans if not isinstance(plan, ShoalError) for ids in plan]
-        rows = iter(self._encode(asked) if asked else [])
+        try:
+            rows = iter(self._encode(asked) if asked else [])
+        except DeadlineExceeded as error:
+            # Not raised: each half of the batch would be tried alone, and wait as long again.
+            return RanItems([plan if isinstance(plan, ShoalError) else error for plan in plans], 0)
         outcomes: list[Result | ShoalError] = []
         for item, plan in zip(items, plans, strict=True):
             if isinstance(plan, ShoalError):
@@ -58,6 +69,8 @@ class Embedder:
         """The ids of each text of an item. Raises a `CallerError`."""
         if item.task != "encode":
             raise InvalidRequest(f"{self._spec.key} does not {item.task}", param="model")
+        if item.adapter:
+            raise ModelUnavailable(f"{item.adapter} is not loaded: SGLang's encoders take none")
         self._answers.outputs(item)
         if item.params.normalize is False:
             raise InvalidRequest("SGLang gives vectors of length 1 only", param="normalize")

@@ -4,16 +4,19 @@
 
 On CPUs SGLang has no kernels for packed weights, so they are unpacked once, in float16, by
 transformers, in a process of its own (which imports torch), and kept in the model's cache. Owns the
-place of the result and making it whole or not at all. Does not own what is in it.
+place of the result, making it whole or not at all, and how many are kept. Does not own what is in
+it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -23,6 +26,7 @@ from shoal.settings import other_environment
 
 log = logging.getLogger(__name__)
 
+MAX_UNPACKED = 4
 UNPACK_S = 1800.0
 _TAIL_CHARS = 400
 _MODULE = "shoal.runtimes.sglang.gguf"
@@ -34,6 +38,7 @@ def unpacked(key: str, file: Path, cache_dir: Path) -> Path:
     facts = f"{file.resolve()} {about.st_size} {about.st_mtime_ns}"
     folder = cache_dir / "unpacked" / hashlib.sha256(facts.encode()).hexdigest()[:24]
     if folder.is_dir():
+        keep_last(folder)
         return folder
     log.info("%s: unpacking %s", key, file)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,17 @@ def unpacked(key: str, file: Path, cache_dir: Path) -> Path:
         raise ModelUnavailable(f"{key}: unpacking took more than {UNPACK_S:.0f} s") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
+    keep_last(folder)
     return folder
+
+
+def keep_last(folder: Path) -> None:
+    """Marks what was unpacked as used now, and removes what of its kind was not for longest."""
+    os.utime(folder)
+    with suppress(FileNotFoundError):  # another process removes as well
+        by_use = sorted(folder.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)
+        for old in by_use[:-MAX_UNPACKED]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def main(file: Path, folder: Path) -> None:

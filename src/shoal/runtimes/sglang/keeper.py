@@ -1,18 +1,20 @@
 """Stands between a runtime process and its server, and lets nothing of the server outlive either.
 
-    python -m shoal.runtimes.sglang.keeper MODULE [ARGUMENT ...]
+    python -m shoal.runtimes.sglang.keeper FOLDER MODULE [ARGUMENT ...]
 
 A server starts processes of its own, which tie themselves to it only once they have loaded their
 libraries: until then, one whose server is killed would stay. So the server has a process group to
 itself, and all of it is killed when the server ends, and when the other end of our standard input
-closes, as it does when the runtime process ends in whatever way. Leaves with the server's status,
-128 more than its number where a signal ended it. Does not own when a server is started.
+closes, as it does when the runtime process ends in whatever way; the server's private folder goes
+with it. Leaves with the server's status, 128 more than its number where a signal ended it. Does not
+own when a server is started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import threading
 from shoal.ipc.child import Command
 
 
-def main(module: str, arguments: list[str]) -> int:
+def main(folder: str, module: str, arguments: list[str]) -> int:
     """Keeps one server; its status."""
     server = subprocess.Popen(  # noqa: S603 - the caller's own command
         Command(module, arguments, module=module).argv(),
@@ -32,6 +34,7 @@ def main(module: str, arguments: list[str]) -> int:
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     _kill_group(server.pid)  # while its number is still its own
     status = server.wait()
+    shutil.rmtree(folder, ignore_errors=True)
     return status if status >= 0 else 128 - status
 
 
@@ -46,4 +49,4 @@ def _kill_group(group: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

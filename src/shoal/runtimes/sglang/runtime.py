@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -25,6 +26,7 @@ from shoal.errors import (
     InvalidRequest,
     ModelUnavailable,
     OutOfMemory,
+    RunFailed,
     RuntimeCrashed,
     ShoalError,
 )
@@ -35,18 +37,23 @@ from shoal.runtimes.candle.prompts import Prompts, of_folder
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.interface import Capacity, Emit, RanItems
 from shoal.runtimes.sglang import adapters, command
-from shoal.runtimes.sglang.contract import Contract, ServerInfo
+from shoal.runtimes.sglang.contract import Broken, Contract, ServerInfo
 from shoal.runtimes.sglang.embedder import Embedder
 from shoal.runtimes.sglang.gguf import unpacked
 from shoal.runtimes.sglang.server import Server, free_port
 from shoal.runtimes.sglang.texts import Limits, Text, own_settings, sampling
-from shoal.wire.generation import Generation
+from shoal.wire.generation import Generated, Generation, Piece
 
 LOST_STATUS = 70
 _CURE = "shoal bundles build sglang"
+# A server that dies breaks off first, and is gone a moment later.
+_LEAVES_S = 1.0
 _GIB = 1024**3
 
 T = TypeVar("T")
+Body = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,10 @@ class Growing:
 
 @dataclass(slots=True)
 class Served:
-    """A model with its server. texts: those that grow, by the server's names for them."""
+    """A model with its server. texts: those that grow, by the server's names for them.
+
+    adapters: their bytes by their keys, 0 where the server did not say whether it has one.
+    """
 
     spec: ModelSpec
     plan: command.Plan
@@ -132,9 +142,8 @@ class SglangRuntime:
             self._on_lost,
             self._module,
         )
-        contract = Contract(f"http://127.0.0.1:{port}")
+        contract = Contract(f"http://127.0.0.1:{port}", server.key)
         try:
-            server.wait_ready(lambda: self._wait(contract.ready()))
             self._models[spec.key] = self._served(spec, plan, folder, server, contract)
         except BaseException:  # task root: nothing of a load that fails stays
             server.stop()
@@ -161,14 +170,16 @@ class SglangRuntime:
     ) -> Served:
         from tokenizers import Tokenizer
 
-        info = self._wait(contract.info())
+        info = server.wait_ready(lambda: self._wait(contract.ready(str(folder))))
         tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         most = info.max_req_input_len - 1
         embedder = None
         if spec.tasks == ["encode"]:
-            embedder = Embedder(spec, folder, most, lambda ids: self._wait(contract.encode(ids)))
+            embedder = Embedder(
+                spec, folder, most, lambda ids: self._ask(server, contract.encode(ids))
+            )
         return Served(
             *(spec, plan, server, contract, info, tokenizer),
             prompts=of_folder(spec.key, folder),
@@ -226,9 +237,9 @@ class SglangRuntime:
         asked = item.params.generation or Generation()
         prompt = served.prompts.prompt(item)
         ids: list[int] = served.tokenizer.encode(prompt, add_special_tokens=False).ids
-        if item.adapter and item.adapter not in served.adapters:
+        if item.adapter and not served.adapters.get(item.adapter):
             raise ModelUnavailable(f"{item.adapter} is not loaded")
-        body = {
+        body: Body = {
             "input_ids": ids,
             "sampling_params": sampling(asked, len(ids), served.limits),
             "stream": True,
@@ -238,27 +249,51 @@ class SglangRuntime:
             body["return_text_in_logprobs"] = True
         if item.adapter:
             body["lora_path"] = item.adapter
-        self._wait(self._begin(served, item.item, Text(asked, len(ids), emit), body))
+        growth = partial(Text, asked, len(ids))
+        self._wait(self._begin(served, item.item, growth, emit, body))
 
-    async def _begin(self, served: Served, item: str, text: Text, body: dict[str, Any]) -> None:
+    async def _begin(
+        self, served: Served, item: str, growth: Callable[[Emit], Text], emit: Emit, body: Body
+    ) -> None:
         if len(served.texts) >= served.plan.slots:
             raise CapacityError(f"{served.spec.key} has no slot free")
         rid = f"{item}-{next(self._numbers)}"
+
+        def told(what: Piece | Generated | ShoalError) -> None:
+            if not isinstance(what, Piece):
+                served.texts.pop(rid, None)  # whoever is told of an end may begin the next at once
+            emit(what)
+
+        text = growth(told)
         task = asyncio.create_task(self._grow(served, text, body | {"rid": rid}), name=rid)
         served.texts[rid] = Growing(item, rid, text, task)
 
-    async def _grow(self, served: Served, text: Text, body: dict[str, Any]) -> None:
+    async def _grow(self, served: Served, text: Text, body: Body) -> None:
         try:
             async with aclosing(served.contract.stream(body)) as chunks:
                 async for chunk in chunks:
                     text.grow(chunk)
                     if text.over:
                         return
-            text.fail(RuntimeCrashed(f"{served.spec.key}: the server ended a text early"))
+        except Broken as error:
+            text.fail(await asyncio.to_thread(self._judged, served.server, error))
         except ShoalError as error:
             text.fail(error)
-        finally:
-            served.texts.pop(body["rid"], None)
+        except Exception as error:  # task root
+            log.exception("a text of %s was lost", served.spec.key)
+            text.fail(RunFailed(f"{served.spec.key}: {type(error).__name__}: {error}"))
+
+    def _judged(self, server: Server, error: Broken) -> ShoalError:
+        """What a broken connection means: this process leaves with a server that is gone."""
+        if server.lost.wait(_LEAVES_S):
+            return RuntimeCrashed(f"the SGLang server died: {error.message}")
+        return error
+
+    def _ask(self, server: Server, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._wait(call)
+        except Broken as error:
+            raise self._judged(server, error) from error
 
     def stop(self, item: str) -> None:
         """Ends a text early."""
@@ -267,7 +302,6 @@ class SglangRuntime:
     def _stop(self, item: str) -> None:
         for served in list(self._models.values()):
             for growing in [one for one in served.texts.values() if one.item == item]:
-                del served.texts[growing.rid]
                 growing.text.end("cancelled")
                 ending = self._loop.create_task(self._abort(served, growing))
                 self._ending.add(ending)
@@ -295,15 +329,30 @@ class SglangRuntime:
         self.unload_adapter(key, adapter.key)
         if len(served.adapters) >= most:
             raise OutOfMemory(f"{key} holds {most} adapters, as many as it has room for")
-        self._wait(served.contract.load_adapter(adapter.key, adapter.path))
+        served.adapters[adapter.key] = 0  # if there is no answer, the server may have it or not
+        try:
+            folder = adapters.view(adapter, served.server.folder)
+            self._ask(served.server, served.contract.load_adapter(adapter.key, str(folder)))
+        except (ModelUnavailable, OSError):
+            self._forget(served, adapter.key)
+            raise
         served.adapters[adapter.key] = size_bytes
         return size_bytes
 
     def unload_adapter(self, key: str, adapter: str) -> None:
         """Forgets an adapter."""
         served = self._models.get(key)
-        if served is not None and served.adapters.pop(adapter, None) is not None:
-            self._wait(served.contract.unload_adapter(adapter))
+        if served is None or adapter not in served.adapters:
+            return
+        try:
+            self._ask(served.server, served.contract.unload_adapter(adapter))
+        except InvalidRequest as error:  # it does not have it
+            log.info("%s: %s", key, error.message)
+        self._forget(served, adapter)
+
+    def _forget(self, served: Served, adapter: str) -> None:
+        del served.adapters[adapter]
+        adapters.remove_view(adapter, served.server.folder)
 
     def _model(self, key: str) -> Served:
         served = self._models.get(key)

@@ -1,14 +1,22 @@
 """The process of a server: started beside this one, watched, and gone when this one is.
 
-Owns its life (through `keeper`), its log and what it and its own children hold of memory. Does not
-own its command line (`command`) or what is said to it (`contract`).
+Owns its life (through `keeper`), its key, its private folder, the end of its log and what it and
+its own children hold of memory. Does not own its command line (`command`) or what is said to it
+(`contract`).
+
+Every user of the machine reaches a port of it, so the server answers only who knows its key. It
+takes the key from its command line, which everyone can read, or from a file of settings: that lies
+in a folder that only we can read, and is gone once the server has read it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +25,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TypeVar
 
 import psutil
 
@@ -30,11 +40,15 @@ log = logging.getLogger(__name__)
 READY_S = 600.0
 _LOOK_S = 0.1
 _END_S = 10.0
+_LOG_ENDS_S = 1.0
 _TAIL_BYTES = 8192
 _TAIL_CHARS = 600
 _MODULE = "sglang.launch_server"
 _KEEPER = "shoal.runtimes.sglang.keeper"
 _KILLED = 128 + signal.SIGKILL
+_SETTINGS = "key.yaml"
+
+T = TypeVar("T")
 
 
 def free_port() -> int:
@@ -46,7 +60,11 @@ def free_port() -> int:
 
 
 class Server:
-    """A running server. on_lost: called by a thread when it ends before `stop`."""
+    """A running server. on_lost: called by a thread when it ends before `stop`.
+
+    key: what it asks of every caller. folder: its private one, which goes with it. lost: set as
+    soon as it has ended.
+    """
 
     def __init__(
         self,
@@ -56,42 +74,61 @@ class Server:
         on_lost: Callable[[], None],
         module: str = _MODULE,
     ) -> None:
+        self.key = secrets.token_hex(32)
+        self.folder = Path(tempfile.mkdtemp(prefix="shoal-sglang-"))
+        self.lost = threading.Event()
         self._name = name
         self._on_lost = on_lost
         self._stopping = False
         self._ready = False
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
+        self._settings = self.folder / _SETTINGS
+        self._settings.write_text(json.dumps({"api-key": self.key}), "utf-8")
         self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", _KEEPER, module, *arguments],
+            [
+                *(sys.executable, "-m", _KEEPER, str(self.folder), module),
+                *("--config", str(self._settings), *arguments),
+            ],
             stdin=subprocess.PIPE,  # the keeper ends the server when we close it, or are gone
-            stdout=self._log,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=other_environment(environment),
         )
+        self._log = _End(self._process.stdout, name)
         threading.Thread(target=self._watch, name=f"watch {name}", daemon=True).start()
 
-    def wait_ready(self, ready: Callable[[], bool]) -> None:
-        """Waits until `ready` says so.
+    def wait_ready(self, ready: Callable[[], T | None]) -> T:
+        """Waits until `ready` gives something, and returns that.
 
         Raises `ModelUnavailable` with the end of its log where the server leaves before, or takes
         more than READY_S; `OutOfMemory` where it was killed.
         """
         give_up_s = monotonic() + READY_S
-        while not ready():
-            status = self._process.poll()
-            if status == _KILLED:
-                raise OutOfMemory(f"{self._name}: the SGLang server was killed while it loaded")
-            if status is not None or monotonic() > give_up_s:
-                why = f"left with status {status}" if status is not None else "does not get ready"
-                raise ModelUnavailable(f"{self._name}: the SGLang server {why}: {self.tail()}")
+        while (found := self._looked(ready)) is None:
+            if monotonic() > give_up_s:
+                raise ModelUnavailable(
+                    f"{self._name}: the SGLang server does not get ready: {self.tail()}"
+                )
             time.sleep(_LOOK_S)
         self._ready = True
+        self._settings.unlink()
+        return found
+
+    def _looked(self, ready: Callable[[], T | None]) -> T | None:
+        """What `ready` gives, if the server has not left before."""
+        found = ready()
+        status = self._process.poll()
+        if status is None:
+            return found
+        if status == _KILLED:
+            raise OutOfMemory(f"{self._name}: the SGLang server was killed while it loaded")
+        self._log.wait(_LOG_ENDS_S)
+        raise ModelUnavailable(
+            f"{self._name}: the SGLang server left with status {status}: {self.tail()}"
+        )
 
     def tail(self) -> str:
         """The end of its log, as one line."""
-        size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+        lines = [line.strip() for line in self._log.text().splitlines()]
         return "; ".join(line for line in lines if line)[-_TAIL_CHARS:]
 
     def memory_bytes(self) -> int:
@@ -106,7 +143,7 @@ class Server:
             self._process.stdin.close()
         self._process.wait()
         psutil.wait_procs(family, timeout=_END_S)
-        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)  # the keeper may have been killed
 
     def _family(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -116,6 +153,33 @@ class Server:
 
     def _watch(self) -> None:
         status = self._process.wait()
+        self.lost.set()
         if self._ready and not self._stopping:
+            self._log.wait(_LOG_ENDS_S)
             log.error("%s: the server died with status %d: %s", self._name, status, self.tail())
             self._on_lost()
+
+
+class _End:
+    """The last of what a process writes, read as it comes: a log on a disk would have no bound."""
+
+    def __init__(self, output: IO[bytes] | None, name: str) -> None:
+        self._output = output
+        self._last = b""
+        self._reader = threading.Thread(target=self._read, name=f"log {name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        if self._output is None:
+            return
+        with self._output as output:
+            while part := os.read(output.fileno(), _TAIL_BYTES):
+                self._last = (self._last + part)[-_TAIL_BYTES:]
+
+    def wait(self, most_s: float) -> None:
+        """Waits until all was read that there will be."""
+        self._reader.join(most_s)
+
+    def text(self) -> str:
+        """What was kept."""
+        return self._last.decode("utf-8", "replace")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.clock import monotonic
-from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
+from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, RunFailed, ShoalError
 from shoal.runtimes.interface import Emit
 from shoal.runtimes.sglang.contract import Chunk, Meta, failure
 from shoal.runtimes.stops import StopText
@@ -115,7 +115,7 @@ class Text:
         meta = chunk.meta_info
         finish = meta.finish_reason
         if chunk.error is not None:
-            self.fail(failure(400, chunk.error.message))
+            self.fail(failure(chunk.error.code, chunk.error.message))
             return
         if finish is not None and finish.type == "abort":
             self.fail(failure(finish.status_code, finish.message or "the text was given up"))
@@ -168,6 +168,8 @@ class Text:
         if self._asked.logprobs is None:
             return []
         tops = meta.output_top_logprobs or [None] * len(meta.output_token_logprobs)
+        if len(tops) != len(meta.output_token_logprobs):
+            raise RunFailed("SGLang gave probabilities of other tokens than it generated")
         return [
             TokenLogprob(
                 text or "",
