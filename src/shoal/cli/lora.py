@@ -31,7 +31,7 @@ from shoal.catalog.sources import ADAPTER_FILES, is_remote
 from shoal.catalog.variants import on_runtime, runtimes_of
 from shoal.cli.letters import plain
 from shoal.cli.models_change import How, make
-from shoal.cli.models_cluster import Shelved, hear_all, named, read_shelf
+from shoal.cli.models_cluster import Shelved, look, named, read_shelf
 from shoal.cli.models_entry import located
 from shoal.cli.models_list import TABLE_WIDTH, duration
 from shoal.cli.reach import Reach, opened
@@ -200,13 +200,7 @@ class _Row:
 
 def list_adapters(reach: Reach, *, as_json: bool) -> int:
     """Prints the adapters of a cluster; the exit code."""
-
-    async def work() -> tuple[Shelved, list[Status]]:
-        async with opened(reach) as queue:
-            statuses = await hear_all(queue)
-            return await read_shelf(queue), statuses
-
-    shelved, statuses = asyncio.run(work())
+    shelved, statuses = look(reach)
     rows = list(_rows(shelved, statuses))
     if as_json:
         made = {"adapters": [_everything(row, shelved) for row in rows], "faults": _faults(shelved)}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from shoal.catalog.change import Record, clashes, decode_record, parted, shelf_id
 from shoal.catalog.schema import Adapter, AnyEntry, Entry
 from shoal.catalog.snapshot import Snapshot
+from shoal.cli.reach import Reach, opened
 from shoal.clock import monotonic
 from shoal.core.spelling import did_you_mean
 from shoal.errors import CatalogError, UnknownModel
@@ -153,3 +154,14 @@ async def hear_all(queue: Queue) -> list[Status]:
     await hearing.start(queue)
     await asyncio.sleep(HEARING_S)
     return [hearing.workers[name][0] for name in sorted(hearing.workers)]
+
+
+def look(reach: Reach) -> tuple[Shelved, list[Status]]:
+    """The catalog of a cluster, and what its workers say. Raises as `opened` does."""
+
+    async def work() -> tuple[Shelved, list[Status]]:
+        async with opened(reach) as queue:
+            statuses = await hear_all(queue)
+            return await read_shelf(queue), statuses
+
+    return asyncio.run(work())

@@ -26,7 +26,7 @@ from shoal.catalog.load import field
 from shoal.catalog.schema import Entry
 from shoal.cli.access import read_access
 from shoal.cli.letters import plain
-from shoal.cli.models_cluster import Shelved, hear_all, named, phase, read_shelf
+from shoal.cli.models_cluster import Shelved, hear_all, look, named, phase, read_shelf
 from shoal.cli.reach import Reach, opened
 from shoal.errors import CatalogError, SettingsError
 from shoal.queue.interface import Queue, ShelfRecord
@@ -94,13 +94,7 @@ def is_reachable(reach: Reach) -> bool:
 
 def list_models(reach: Reach, *, as_json: bool) -> int:
     """Prints the models of a cluster's pool, the workers' memories and notes; the exit code."""
-
-    async def work() -> tuple[Shelved, list[Status]]:
-        async with opened(reach) as queue:
-            statuses = await hear_all(queue)
-            return await read_shelf(queue), statuses
-
-    shelved, statuses = asyncio.run(work())
+    shelved, statuses = look(reach)
     pool = reach.settings().pool
     entries = [e for e in shelved.entries if e.pool == pool and e.id not in shelved.faults]
     rows = list(_rows(entries, statuses))
