@@ -88,7 +88,8 @@ _FIELD_INTRO = """\
 Models that people ask for, with what could be looked up about each. Nothing of it is served until
 its entry is copied into a catalog. What could not be looked up is left out: a field that is
 missing, a licence above all, is unknown and has to be read from the model's own card. Where no
-longest input was found, the default of 512 tokens stands.
+longest input was found, the default of 512 tokens stands. Of a generator it is the context to be
+served, 4,096 tokens at most, whatever its weights would take: raise it where there is memory.
 
 `tried` is what has been tried here: `weights` (these very weights), `family` (the code path that
 runs them, on other or random weights) or nothing. A model without a revision is known by name only
