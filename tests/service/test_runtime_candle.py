@@ -153,6 +153,18 @@ def test_candle_faults_of_an_item_are_its_own(cache):
     assert cosines(array(cut, "dense"), array(well, "dense")).min() >= 0.999999
 
 
+def test_candle_item_with_an_adapter_fails_alone(cache):
+    """An embedder has no adapters: who names one is not answered by the bare model."""
+    items = (
+        encode("bare", ["a"]),
+        msgspec.structs.replace(encode("adapted", ["a"]), adapter="m@a@1"),
+    )
+    (bare, adapted), _ = answers(cache, minilm(cache), *items)
+    assert isinstance(bare, Result)
+    assert isinstance(adapted, ModelUnavailable)
+    assert "m@a@1 is not loaded" in str(adapted)
+
+
 def test_candle_text_that_is_too_long_fails_alone(cache):
     """In a partial item its neighbours are answered, and it has its own error."""
     texts = ["a", "word " * 300, "b"]

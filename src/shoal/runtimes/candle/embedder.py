@@ -101,7 +101,9 @@ class Embedder:
         return RanItems(outcomes, padded_tokens)
 
     def _lengths(self, item: RunItem) -> list[int]:
-        """Tokens of each text, at most those that the model takes. Raises a `CallerError`."""
+        """Tokens of each text, at most those that the model takes. Raises a `ShoalError`."""
+        if item.adapter:
+            raise ModelUnavailable(f"{item.adapter} is not loaded")
         if item.task not in self._spec.tasks:
             raise InvalidRequest(f"{self._spec.key} does not {item.task}", param="model")
         if item.task == "encode":
