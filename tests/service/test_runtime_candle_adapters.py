@@ -8,6 +8,7 @@ import shutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from shoal.core.adapters import MAX_RESIDENT_ADAPTERS
 from shoal.errors import ModelUnavailable, OutOfMemory
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.candle.generator import MAX_ADAPTERS
@@ -104,18 +105,33 @@ def test_candle_adapter_at_fault_is_refused_and_leaves_nothing(process, tiny, tm
     forget(process, "m@a@1")
 
 
-def test_candle_adapters_are_bounded(process, tiny, tmp_path):
-    """One beyond the bound has no room until another is forgotten."""
+def test_candle_adapters_are_as_many_as_the_option_says(process, candle_cache, tiny, tmp_path):
+    """One beyond them has no room until another is forgotten; an option beyond the bound: no load.
+
+    Without the option, there is room for as many as a worker keeps.
+    """
     tiny.adapter(tmp_path / "a", 1)
-    for at in range(MAX_ADAPTERS):
-        load(process, f"m@a@{at}", tmp_path / "a")
-    with pytest.raises(OutOfMemory, match="limit"):
-        load(process, "m@b@1", tmp_path / "a")
-    forget(process, "m@a@0")
-    load(process, "m@b@1", tmp_path / "a")
-    for at in range(1, MAX_ADAPTERS):
-        forget(process, f"m@a@{at}")
-    forget(process, "m@b@1")
+
+    def model(key, **options):
+        return spec(
+            tiny.folder, candle_cache, key=key, tasks=["generate"], max_tokens=64, options=options
+        )
+
+    many = MAX_RESIDENT_ADAPTERS + 40
+    process.run(process.connection.load(model("many@1", max_adapters=many)))
+    for key, most in (("m@1", MAX_RESIDENT_ADAPTERS), ("many@1", many)):
+        for at in range(most):
+            load(process, f"m@a@{at}", tmp_path / "a", key)
+        with pytest.raises(OutOfMemory, match="limit"):
+            load(process, "m@b@1", tmp_path / "a", key)
+        process.run(process.connection.unload_adapter(key, "m@a@0"))
+        load(process, "m@b@1", tmp_path / "a", key)
+        for name in ("m@b@1", *(f"m@a@{at}" for at in range(1, most))):
+            process.run(process.connection.unload_adapter(key, name))
+    process.run(process.connection.unload("many@1"))
+    for wrong in (0, MAX_ADAPTERS + 1, "many"):
+        with pytest.raises(ModelUnavailable, match=f"max_adapters is a whole number.*{wrong}"):
+            process.run(process.connection.load(model("wrong@1", max_adapters=wrong)))
 
 
 def test_candle_adapters_need_a_generator_of_safetensors(process, tiny, tmp_path):

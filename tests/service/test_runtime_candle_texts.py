@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable
-from tests.support.candle_texts import Tiny, chat, held, text, without_template
+from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, RunFailed
+from tests.support.candle_texts import Tiny, chat, held, text, without_template, words_only
 from tests.support.runtime_models import package_path, spec
 
 pytestmark = pytest.mark.slow
@@ -123,6 +123,59 @@ def test_candle_text_keeps_to_a_schema(smol):
         with pytest.raises(InvalidRequest) as caught:
             smol.all("m@1", chat("a", schema=schema))
         assert caught.value.param == "schema"
+
+
+def test_candle_schema_that_a_tokenizer_cannot_spell_is_refused(small, cache, tiny, tmp_path):
+    """A model of whole words has no token that begins JSON: the caller is told, by name.
+
+    Where its parser gives up on such a tokenizer, it is not the caller's fault.
+    """
+    folder = without_template(tmp_path / "words", tiny.folder)
+    words_only(folder / "tokenizer.json")
+    model = spec(folder, cache, key="words@1", tasks=["generate"], max_tokens=MOST)
+    small.run(small.connection.load(model))
+    with pytest.raises(InvalidRequest, match="cannot keep to this schema") as caught:
+        small.all("words@1", text("w1 w2", schema="true"))
+    assert caught.value.param == "schema"
+    with pytest.raises(RunFailed, match="Parser Error"):
+        small.all("words@1", text("w1 w2", schema='{"type": "string"}'))
+    small.run(small.connection.unload("words@1"))
+
+
+def test_candle_text_of_a_schema_ends_where_it_is_whole(smol):
+    """Nothing grows behind it, whatever the model would say: the same end and the same count."""
+    ends = set()
+    for most in (6, 12, 40):
+        item = text("Say something:", schema='{"type": "string"}', max_tokens=most, stream=True)
+        pieces, whole = smol.pieces("m@1", item)
+        json.loads(whole.text)
+        assert sum(piece.tokens for piece in pieces) == whole.tokens
+        ends.add((whole.text, whole.finish_reason, whole.tokens))
+    ((_, reason, tokens),) = ends
+    assert reason == "stop"
+    assert tokens < 6
+
+
+def test_candle_text_that_is_cancelled_before_its_turn_costs_nothing(smol):
+    """Of prompts that wait for one another, those whose texts are cancelled are not read."""
+
+    async def main():
+        items = [text("word " * 60, name=str(at), max_tokens=1) for at in range(8)]
+        first, *others = (
+            asyncio.create_task(smol.connection.generate("m@1", item)) for item in items
+        )
+        await asyncio.sleep(0.05)
+        for call in others:
+            call.cancel()
+        await first
+        return await idle_s()
+
+    async def idle_s():
+        before_s = cpu_s(smol)
+        await asyncio.sleep(0.5)
+        return cpu_s(smol) - before_s
+
+    assert smol.run(main()) <= 0.02
 
 
 def test_candle_stopped_text_leaves_the_engine_idle(smol):

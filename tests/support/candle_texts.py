@@ -192,3 +192,16 @@ def without_template(folder: Path, source: Path) -> Path:
         elif path.name != "chat_template.jinja":
             (folder / path.name).symlink_to(path)
     return folder
+
+
+def words_only(path: Path) -> None:
+    """Writes a tokenizer of as many tokens as the tiny model's, each a word, in its place."""
+    size = Tokenizer.from_file(str(path)).get_vocab_size()
+    words = ["<s>", "</s>", "<unk>", *(f"w{at}" for at in range(size - 3))]
+    whole = models.WordLevel({word: at for at, word in enumerate(words)}, words[2])
+    plain = Tokenizer(whole)
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain.decoder = decoders.ByteLevel()
+    plain.add_special_tokens(["<s>", "</s>"])
+    path.unlink()
+    plain.save(str(path))

@@ -4,6 +4,7 @@ A model is a folder with safetensors, computed in float32, or a GGUF file. Optio
 
     slots        how many texts grow at once, 16 when left out
     kv_tokens    how many tokens all of them have together, prompts included; 0: no such bound
+    max_adapters how many adapters are loaded at once, 32 when left out
     requantize   the form that the weights are brought into at the load, such as `Q8_0`
 
 Owns the engine: what it is given, one prompt at a time, and its errors as ours. The engine's
@@ -22,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from shoal.core.adapters import MAX_RESIDENT_ADAPTERS
 from shoal.errors import (
     InputTooLong,
     InvalidRequest,
@@ -38,12 +40,11 @@ from shoal.runtimes.candle.maps import check, linear_maps
 from shoal.runtimes.candle.prompts import of_folder, of_gguf
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.interface import Capacity, Emit
-from shoal.wire.generation import Generation
 
 log = logging.getLogger(__name__)
 
 SLOTS = 16
-MAX_ADAPTERS = 64
+MAX_ADAPTERS = 1024
 _LOST = 70
 _USUAL = ("model.safetensors", f"model{INDEX}")
 _ALSO = ("tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
@@ -55,6 +56,15 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _DEFAULTS = ("temperature", "top_p", "top_k")
+# What may stand behind a whole text of a schema: the engine's grammars know the end of a text by
+# these names, also where the model has another, and the engine would fill the text up with them.
+_ENDS = (
+    "</s>",
+    "<eos>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
 
 
 class TextGenerator:
@@ -62,8 +72,7 @@ class TextGenerator:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        options = spec.options
-        self.capacity = Capacity(int(options.get("slots", SLOTS)), int(options.get("kv_tokens", 0)))
+        self.capacity = Capacity(_number(spec, "slots", SLOTS, 1), _number(spec, "kv_tokens", 0, 0))
         weights = locate(spec, _USUAL)
         self._takes_adapters = weights.suffix != ".gguf"
         self._maps: frozenset[str] = frozenset()
@@ -92,14 +101,16 @@ class TextGenerator:
         # one step, all are lost where the network's last layer is quantised: they queue here.
         self._calling = threading.Lock()
         self._prompting = threading.Lock()
+        self._ends = [end for end in _ENDS if self._count(end) == 1]
 
     def _open(self, view: Path, weights: Path) -> Any:
         import mistralrs
 
         requantize = self._spec.options.get("requantize")
         if self._takes_adapters:
+            room = _number(self._spec, "max_adapters", MAX_RESIDENT_ADAPTERS, 1, MAX_ADAPTERS)
             which = mistralrs.Which.Lora(
-                str(view), adapters=[], max_adapters=MAX_ADAPTERS, dtype=mistralrs.ModelDType.F32
+                str(view), adapters=[], max_adapters=room, dtype=mistralrs.ModelDType.F32
             )
         else:
             which = mistralrs.Which.GGUF(
@@ -118,24 +129,26 @@ class TextGenerator:
             raise ModelUnavailable(f"{self._spec.key}: {_first_line(error)}") from error
 
     def start(self, item: RunItem, emit: Emit) -> None:
-        """Begins a text. Raises `InputTooLong`, `InvalidRequest` or `ModelUnavailable`."""
-        asked = item.params.generation or Generation()
+        """Begins a text; what is wrong with it is raised here or is its end."""
         if item.adapter and not self._takes_adapters:
             raise _none_on_gguf(item.adapter)
         prompt = self._prompts.prompt(item)
-        with self._calling:
-            prompt_tokens = len(self._engine.tokenize_text(prompt, False, None))
-        request = self._request(item, asked, prompt, prompt_tokens)
-        text = Growth(item, asked, prompt_tokens, emit)
+        text = Growth(item, emit)
         self._texts.add(text)
         threading.Thread(
-            target=self._follow, args=(text, request), name=f"text {item.item}", daemon=True
+            target=self._follow, args=(text, prompt), name=f"text {item.item}", daemon=True
         ).start()
 
-    def _request(self, item: RunItem, asked: Generation, prompt: str, prompt_tokens: int) -> Any:
-        """What the engine is asked for."""
+    def _count(self, text: str) -> int:
+        """Tokens of a text; the engine counts between two of its steps."""
+        with self._calling:
+            return len(self._engine.tokenize_text(text, False, None))
+
+    def _request(self, text: Growth, prompt: str) -> Any:
+        """What the engine is asked for. Raises `InputTooLong` or `InvalidRequest`."""
         import mistralrs
 
+        asked, prompt_tokens = text.asked, text.prompt_tokens
         room = self._spec.max_tokens - prompt_tokens
         if room < 1:
             raise InputTooLong(
@@ -163,14 +176,15 @@ class TextGenerator:
             top_logprobs=asked.logprobs or 0,
             grammar=asked.schema,
             grammar_type=None if asked.schema is None else "json_schema",
-            adapter=item.adapter or None,
+            stop_seqs=None if asked.schema is None else self._ends,
+            adapter=text.item.adapter or None,
             **own,
         )
 
-    def _follow(self, text: Growth, request: Any) -> None:
+    def _follow(self, text: Growth, prompt: str) -> None:
         there = False
         try:
-            there = text.follow(lambda: self._begin(text, request))
+            there = text.follow(lambda: self._begin(text, prompt))
         except Exception as error:  # task root
             log.exception("a text does not grow")
             text.fail(RunFailed(f"{type(error).__name__}: {error}"))
@@ -181,22 +195,37 @@ class TextGenerator:
                 log.critical("%s: the engine is lost", self._spec.key)
                 os._exit(_LOST)
 
-    def _begin(self, text: Growth, request: Any) -> tuple[Any, Iterator[Any]]:
-        """The first chunk of a text, and the others; raises what is wrong with it."""
+    def _begin(self, text: Growth, prompt: str) -> tuple[Any, Iterator[Any]] | None:
+        """The first chunk of a text, and the others; None for one that ended while it waited."""
         with self._prompting:
-            try:
-                with self._calling:
-                    chunks = self._engine.send_chat_completion_request(request)
-                return next(chunks), chunks
-            except ValueError as error:
-                raise self._fault(text.item, _first_line(error)) from error
+            if text.ended:
+                return None
+            # Not sooner: the engine counts nothing while it reads another's prompt.
+            text.prompt_tokens = self._count(prompt)
+            chunks = self._chunks(text.item, self._request(text, prompt))
+            return next(chunks), chunks
+
+    def _chunks(self, item: RunItem, request: Any) -> Iterator[Any]:
+        """What the engine says; raises what is wrong with the item."""
+        try:
+            with self._calling:
+                chunks = self._engine.send_chat_completion_request(request)
+            yield from chunks
+        except ValueError as error:
+            raise self._fault(item, _first_line(error)) from error
 
     def _fault(self, item: RunItem, said: str) -> ShoalError:
-        asked = item.params.generation
-        if asked is not None and asked.schema is not None and "grammar" in said.lower():
+        """What the engine says, by whose fault it is; what its parser does not bear is no one's."""
+        if said.startswith("Invalid grammar"):
             return InvalidRequest(f"the schema cannot be met: {said}", param="schema")
-        if asked is not None and asked.schema is not None and "JSON schema" in said:
+        if said.startswith("Failed to parse JSON schema"):
             return InvalidRequest(f"the schema is none: {said}", param="schema")
+        if said == "NoExtensionBias":
+            return InvalidRequest(
+                f"{self._spec.key} cannot keep to this schema: it has no tokens that continue "
+                "such a text",
+                param="schema",
+            )
         if item.adapter and item.adapter in said:
             return ModelUnavailable(f"{item.adapter} is not loaded")
         return RunFailed(f"{self._spec.key}: {said}")
@@ -242,6 +271,15 @@ class TextGenerator:
         except mistralrs.LoraAdapterError as error:
             if error.code != "lora_adapter_not_found":
                 raise
+
+
+def _number(spec: ModelSpec, name: str, usual: int, least: int, most: int | None = None) -> int:
+    """An option that is a whole number. Raises `ModelUnavailable`."""
+    value = spec.options.get(name, usual)
+    if not isinstance(value, int) or value < least or (most is not None and value > most):
+        span = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise ModelUnavailable(f"{spec.key}: option {name} is a whole number {span}, not {value!r}")
+    return value
 
 
 def _none_on_gguf(adapter: str) -> ModelUnavailable:

@@ -22,33 +22,40 @@ _CUT = "\ufffd"
 
 
 class Growth:
-    """A text. Its methods may be called from any thread; what it emits is in order."""
+    """A text. Its methods may be called from any thread; what it emits is in order.
 
-    def __init__(self, item: RunItem, asked: Generation, prompt_tokens: int, emit: Emit) -> None:
+    prompt_tokens: to be set before it follows the engine.
+    """
+
+    def __init__(self, item: RunItem, emit: Emit) -> None:
         self.item = item
+        self.asked = item.params.generation or Generation()
         self.ended = False
-        self._asked = asked
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = 0
         self._emit = emit
         self._changing = threading.Lock()
-        self._stops = StopText(asked.stop)
+        self._stops = StopText(self.asked.stop)
         self._begun_s = monotonic()
         self._first_s = self._last_s = 0.0
         self._tokens = 0
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def follow(self, begin: Callable[[], tuple[Any, Iterator[Any]]]) -> bool:
-        """Reads the engine's chunks to the end, one a token; whether the engine is still there.
+    def follow(self, begin: Callable[[], tuple[Any, Iterator[Any]] | None]) -> bool:
+        """Reads the engine's chunks to the end; whether the engine is still there.
 
-        begin: hands the item to the engine; its first chunk, and the others. Leaving this frees
-        the engine's sequence, for nothing else holds its chunks.
+        A chunk is a token, but tokens that are no text have none; the last one has their number.
+        begin: hands the item to the engine; its first chunk, and the others, or None for a text
+        that has ended. Leaving this frees the engine's sequence, for nothing else holds its chunks.
         """
         if self.ended:
             return True
         try:
-            chunk, chunks = begin()
-            while self._take(chunk.choices[0]):
+            begun = begin()
+            if begun is None:
+                return True
+            chunk, chunks = begun
+            while self._take(chunk):
                 chunk = next(chunks)
         except ShoalError as error:
             self.fail(error)
@@ -57,22 +64,24 @@ class Growth:
             return False
         return True
 
-    def _take(self, choice: Any) -> bool:
-        """Grows by a token; whether more are wanted."""
+    def _take(self, chunk: Any) -> bool:
+        """Grows by a chunk; whether more are wanted."""
+        choice, usage = chunk.choices[0], chunk.usage
         with self._changing:
             if self.ended:
                 return False
             self._last_s = monotonic()
             self._first_s = self._first_s or self._last_s
-            self._tokens += 1
+            tokens = 1 if usage is None else max(usage.completion_tokens - self._tokens, 1)
+            self._tokens += tokens
             text = choice.delta.content or ""
             reason = choice.finish_reason
             if reason == "length":
                 text = text.rstrip(_CUT)
             own_end = reason is not None and reason != "length" and not text
-            wanted = self._asked.logprobs is not None and not own_end
+            wanted = self.asked.logprobs is not None and not own_end
             logprobs = [_logprob(choice.logprobs)] if wanted else []
-            self._grow(self._stops.feed(text), 1, logprobs)
+            self._grow(self._stops.feed(text), tokens, logprobs)
             if self._stops.hit:
                 self._end("stop")
             elif reason is not None:
@@ -82,7 +91,7 @@ class Growth:
     def _grow(self, text: str, tokens: int, logprobs: list[TokenLogprob]) -> None:
         self._parts.append(text)
         self._logprobs += logprobs
-        if self._asked.stream:
+        if self.asked.stream:
             self._emit(Piece(text, tokens, logprobs))
 
     def cancel(self) -> None:
@@ -108,7 +117,7 @@ class Growth:
             Generated(
                 "".join(self._parts),
                 reason,
-                self._prompt_tokens,
+                self.prompt_tokens,
                 self._tokens,
                 first_token_s=(self._first_s or monotonic()) - self._begun_s,
                 token_s=(self._last_s - self._first_s) / further if further > 0 else 0.0,
