@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from harness import Report, median
 from measure.rounds import rotated, rounds
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from runtime_cases.extracted import cosine_of_extracted
@@ -72,6 +73,9 @@ def run(report: Report, *, quick: bool) -> None:
                 print(f"left out: adapters on {runtime}: {reason}", flush=True)
                 continue
             entry = write_llama(Path(folder) / "llama", runtime)
+            if runtime == "sglang":  # which makes room for adapters at its load
+                room: dict[str, bool | int | float | str] = {"max_adapters": STREAM_ADAPTERS}
+                entry = replace(entry, options=room | {"adapter_rank": RANK})
             specs = _generator_adapters(Path(folder), entry)
             try:
                 found = asyncio.run(_generator(entry, specs, most))
@@ -217,7 +221,9 @@ def _encoder_adapters(folder: Path, entry: Entry) -> list[AdapterSpec]:
 
 
 def _generator_adapters(folder: Path, entry: Entry) -> list[AdapterSpec]:
-    modules = [f"model.layers.{n}.self_attn.q_proj" for n in range(LAYERS)]
+    # SGLang takes no adapter of the queries alone.
+    parts = [f"{n}.self_attn.{part}_proj" for n in range(LAYERS) for part in ("q", "v")]
+    modules = [f"model.layers.{part}" for part in parts]
     return [_adapter(folder, entry, f"g{n}", modules, WIDTH) for n in range(STREAM_ADAPTERS)]
 
 
