@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -18,11 +20,13 @@ from shoal.errors import (
     UnknownModel,
     WeightsMissing,
 )
-from shoal.ipc.messages import ModelSpec, RunItem
+from shoal.ipc.facts import Adapts
+from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem
 from shoal.runtimes.null import numbers
 from shoal.wire.envelope import decode_result
-from shoal.worker import adapters as room
-from shoal.worker.adapters import MAX_ADAPTER_FETCHES, MAX_AWAITING_ADAPTERS, Adapters
+from shoal.worker import adapter_files, adapters
+from shoal.worker.adapter_files import MAX_ADAPTER_FETCHES, MAX_AWAITING_ADAPTERS
+from shoal.worker.adapters import Adapters
 from shoal.worker.device import Device, Loaded
 from shoal.worker.supervise import RuntimeProcess
 from tests.conftest import run, until
@@ -38,6 +42,10 @@ ENTRY = Entry(
 )
 
 
+def most(entry):
+    return Adapts().most(entry.tasks, entry.source, entry.options)
+
+
 class Setting:
     """A catalog of adapters, a device with a copy of the model, and a worker's room of adapters."""
 
@@ -47,7 +55,7 @@ class Setting:
         self.device = Device("cpu#0")
         self.device.resident[ENTRY.key] = Loaded(ENTRY, 100, 0.0, 0.0)
         self.connection = connection
-        self.room = Adapters(self.catalog.get, folder / "cache")
+        self.room = Adapters(self.catalog.get, folder / "cache", most)
 
     def add(self, *names, source=None):
         for name in names:
@@ -104,7 +112,7 @@ def test_adapters_of_a_batch_run_each_with_its_own(setting):
             a, b, c, d = it.add("a", "b", "c", "d")
             assert await it.run(a, "", b, c, a, d, "", b) == [None] * 8
             assert len(it.here) == 2
-            one = await it.connection.load_adapter(ENTRY.key, room.AdapterSpec(a, str(it.folder)))
+            one = await it.connection.load_adapter(ENTRY.key, AdapterSpec(a, str(it.folder)))
             loaded = it.device.resident[ENTRY.key]
             assert loaded.size_bytes == 100 + 2 * one.memory_bytes
             assert await it.run(a, entry=replace(ENTRY, options={})) == [None]
@@ -142,9 +150,9 @@ def test_adapters_that_cannot_be_had_fail_their_own_items_only(setting):
             assert codes == [None, missing, unavailable, UnknownModel.code, None, None]
             assert f"{broken} is no adapter" in found[2].message
             assert found[2].retry_after_s > 0
-            assert not it.room.is_near(broken)
+            assert not it.room.files.is_near(broken)
             with pytest.raises(ModelUnavailable, match="is no adapter"):
-                await it.room.fetch(broken)
+                await it.room.files.fetch(broken)
 
     run(main())
 
@@ -167,25 +175,101 @@ def test_adapters_are_not_blamed_for_a_runtime_that_has_none(setting):
 
 
 def test_adapters_in_use_are_not_taken_away(setting):
-    """A use that finds no room waits until another ends; one given up leaves none behind."""
+    """A use that finds no room waits until another ends, and holds nobody up who needs none.
+
+    One that is given up loads nothing, and nobody waits behind it.
+    """
+
+    async def main():
+        async with setting() as it:
+            a, b, c, d = it.add("a", "b", "c", "d")
+            use = it.room._in_use
+            async with use(it.device, ENTRY, it.connection, {a, b}):
+                given_up = asyncio.create_task(it.run(d))
+                third = asyncio.create_task(it.run(c))
+                assert await it.run(a, b) == [None, None]
+                await until(lambda: it.room._copies["cpu#0", ENTRY.key].short_since_s < math.inf)
+                assert not third.done()
+                assert it.here == {a, b}
+                given_up.cancel()
+                await asyncio.gather(given_up, return_exceptions=True)
+            assert await third == [None]
+            assert c in it.here
+            assert d not in it.here
+            async with use(it.device, ENTRY, it.connection, {b}):
+                assert await it.run(c) == [None]
+                assert it.here == {b, c}
+
+    run(main())
+
+
+def test_adapters_in_use_all_the_time_make_room_in_the_end(setting, monkeypatch):
+    """Once somebody has waited for room for long enough, nobody goes ahead of them any more."""
 
     async def main():
         async with setting() as it:
             a, b, c = it.add("a", "b", "c")
-            use = it.room._in_use
-            async with use(it.device, ENTRY, it.connection, {a, b}):
+            monkeypatch.setattr(adapters, "ROOM_S", 0.0)
+            async with it.room._in_use(it.device, ENTRY, it.connection, {a, b}):
                 third = asyncio.create_task(it.run(c))
-                given_up = asyncio.create_task(it.run(a))
-                await asyncio.sleep(0.05)
-                assert not third.done()
-                assert it.here == {a, b}
-                given_up.cancel()
+                await until(lambda: it.room._copies["cpu#0", ENTRY.key].short_since_s < math.inf)
+                behind = asyncio.create_task(it.run(a, b))
+                await asyncio.wait([behind], timeout=0.05)
+                assert not behind.done()
             assert await third == [None]
-            await asyncio.gather(given_up, return_exceptions=True)
-            assert await it.run(a) == [None]
-            async with use(it.device, ENTRY, it.connection, {b}):
-                assert await it.run(c) == [None]
-                assert it.here == {b, c}
+            assert await behind == [None, None]
+
+    run(main())
+
+
+def test_adapters_that_take_their_process_along_are_not_loaded_again_at_once(setting):
+    """It fails its own items from then on; one that was to be loaded with it is not at fault."""
+
+    async def main():
+        async with setting() as it:
+            (deadly,) = it.add("x", source=f"file://{write_adapter(it.folder / 'deadly')}")
+            (other,) = it.add("other")
+            with pytest.raises(RuntimeCrashed):
+                await it.run(deadly, other)
+            with pytest.raises(ModelUnavailable, match="went away"):
+                await it.room.files.fetch(deadly)
+            await it.room.files.fetch(other)
+            (failure,) = await it.run(deadly)
+            assert failure.code == ModelUnavailable.code
+
+    run(main())
+
+
+def test_adapters_make_room_where_memory_is_short(setting):
+    """The one that is idle for longest goes, and the next is tried again; one in use stays."""
+
+    async def main():
+        async with setting() as it:
+            a, b, c = it.add("a", "b", "c")
+            roomy = replace(ENTRY, options={"max_adapters": 3})
+            spec = ModelSpec(ENTRY.key, "/w", "/c", ["encode"], outputs=["dense"])
+            await it.connection.load(replace(spec, options={"adapters_fit": 2}))
+            assert await it.run(a, b, entry=roomy) == [None, None]
+            assert await it.run(c, entry=roomy) == [None]
+            assert it.here == {b, c}
+            async with it.room._in_use(it.device, roomy, it.connection, {b, c}):
+                (failure,) = await it.run(a, entry=roomy)
+            assert failure.code == ModelUnavailable.code
+            assert "no memory" in failure.message
+
+    run(main())
+
+
+def test_adapters_need_an_option_that_is_a_number(setting):
+    """What is wrong is named; nothing else of the worker suffers."""
+
+    async def main():
+        async with setting() as it:
+            (a,) = it.add("a")
+            with pytest.raises(ModelUnavailable, match="max_adapters"):
+                await it.run(a, entry=replace(ENTRY, options={"max_adapters": "many"}))
+            (failure,) = await it.run(a, entry=replace(ENTRY, options={"max_adapters": 0}))
+            assert "takes no adapters" in failure.message
 
     run(main())
 
@@ -215,14 +299,14 @@ def test_adapters_that_the_catalog_has_not_told_of_yet_are_waited_for(setting, m
 
     async def main():
         async with setting() as it:
-            waiting = asyncio.create_task(it.room.fetch("m@late@1"))
+            waiting = asyncio.create_task(it.room.files.fetch("m@late@1"))
             await asyncio.sleep(0.01)
             assert not waiting.done()
             it.add("late")
             await waiting
-            monkeypatch.setattr(room, "NEWS_S", 0.01)
+            monkeypatch.setattr(adapter_files, "NEWS_S", 0.01)
             with pytest.raises(UnknownModel):
-                await it.room.fetch("m@never@1")
+                await it.room.files.fetch("m@never@1")
 
     run(main())
 
@@ -230,24 +314,33 @@ def test_adapters_that_the_catalog_has_not_told_of_yet_are_waited_for(setting, m
 def test_bounds_items_that_wait_for_adapters(setting):
     """Of more items than may wait for fetches one is refused, and no more fetches run than may.
 
-    What kept the files from coming is every waiting item's error.
+    They wait for those of a store that is silent. What kept the files from coming is every waiting
+    item's error.
     """
 
     async def main():
         async with setting() as it:
+            silent, fetches = threading.Event(), it.room.files._fetches
+            others = [
+                asyncio.create_task(fetches.run(silent.wait)) for _ in range(MAX_ADAPTER_FETCHES)
+            ]
             names = [f"a{n}" for n in range(2 * MAX_ADAPTER_FETCHES)]
             keys = it.add(*names, source="az://bucket/none")  # of no account
             waiting = [
-                asyncio.create_task(it.room.fetch(keys[at % len(keys)]))
+                asyncio.create_task(it.room.files.fetch(keys[at % len(keys)]))
                 for at in range(MAX_AWAITING_ADAPTERS)
             ]
             await asyncio.sleep(0)
             with pytest.raises(ModelLoading) as caught:
-                await it.room.fetch(keys[0])
+                await it.room.files.fetch(keys[0])
             assert caught.value.retry_after_s
-            assert len(it.room._fetching) == len(keys)
+            assert len(it.room.files._fetching) == len(keys)
+            await asyncio.sleep(0.05)
+            assert it.room.files._fetches.busy == MAX_ADAPTER_FETCHES
+            assert not any(task.done() for task in waiting)
+            silent.set()
             errors = await asyncio.gather(*waiting, return_exceptions=True)
             assert {type(error) for error in errors} == {WeightsMissing}
-            assert 0 < len(it.room._pool._threads) <= MAX_ADAPTER_FETCHES
+            await asyncio.gather(*others)
 
     run(main(), 60)

@@ -54,11 +54,15 @@ class ResidentAdapters:
         too_many = len(self.here) + len(load) - most
         if not load or too_many <= 0:
             return Moves(load=load)
-        idle = [key for key, a in self.here.items() if not a.pins and key not in wanted]
+        idle = self.idle(wanted)
         if len(idle) < too_many:
             return None
-        idle.sort(key=lambda key: self.here[key].used_s)
         return Moves(tuple(idle[:too_many]), load)
+
+    def idle(self, wanted: Collection[str]) -> list[str]:
+        """Those that are neither in use nor wanted, the one that is idle for longest first."""
+        idle = [key for key, a in self.here.items() if not a.pins and key not in wanted]
+        return sorted(idle, key=lambda key: self.here[key].used_s)
 
     def unwanted(self, is_wanted: Callable[[str], bool]) -> list[str]:
         """The idle ones that nobody can ask for any more."""

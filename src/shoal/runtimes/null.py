@@ -15,6 +15,7 @@ caller are seen. A file that ends in `broken` is at fault itself. Options of a m
     load_s   time each load takes; a tenth of it when the model was kept
     load_fails  what becomes of a load: `oom`, `missing` or `config`; with a number, as in `oom:2`,
              of so many loads in this process before they succeed
+    adapters_fit  how many adapters find memory beside it
     slots, kv_tokens, tokens, token_s  how it generates (`null_texts`): texts at once, their room,
              words of each, and the time of a word. There `crash` comes in the middle of a text.
 
@@ -34,7 +35,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.core.types import TASKS
-from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed, ShoalError, WeightsMissing
+from shoal.errors import (
+    InvalidRequest,
+    ModelUnavailable,
+    OutOfMemory,
+    RunFailed,
+    ShoalError,
+    WeightsMissing,
+)
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.inputs import fault
 from shoal.runtimes.interface import Capacity, Emit, RanItems
@@ -165,12 +173,18 @@ class NullRuntime:
         return RanItems(outcomes, tokens)
 
     def load_adapter(self, key: str, adapter: AdapterSpec) -> int:
-        """Takes an adapter; one whose folder's name ends in `broken` is none. No file is opened."""
+        """Takes an adapter; one whose folder ends in `broken` is none. No file is opened."""
         if key not in self._models:
             raise ModelUnavailable(f"{key} is not loaded")
         if adapter.path.endswith("broken"):
             raise ModelUnavailable(f"{adapter.key} is no adapter")
-        self._adapters.setdefault(key, set()).add(adapter.key)
+        if adapter.path.endswith("deadly"):  # as what a kernel cannot bear
+            os._exit(67)
+        held = self._adapters.setdefault(key, set())
+        fit = self._models[key].spec.options.get("adapters_fit")
+        if fit is not None and len(held | {adapter.key}) > int(fit):
+            raise OutOfMemory(f"{key} was told to find no memory for {adapter.key}")
+        held.add(adapter.key)
         return _MIB
 
     def unload_adapter(self, key: str, adapter: str) -> None:

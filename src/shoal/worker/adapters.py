@@ -1,159 +1,75 @@
 """LoRA adapters on the copies of their models.
 
-Owns bringing an adapter's files here, loading it beside a copy before what needs it runs, keeping
-it there while it is in use, and letting an adapter that cannot be had fail only its own items. What
-is loaded goes with its copy: a copy that was evicted, or lost with its process, has none when it
-comes back. Does not own which ones stay (`shoal.core.adapters`), where files come from
-(`shoal.catalog.adapters`) or copies (`resident`).
+Owns loading an adapter beside a copy before what needs it runs, keeping it there while it is in
+use, and letting an adapter that cannot be had fail only its own items. What is loaded goes with its
+copy: a copy that was evicted, or lost with its process, has none when it comes back. Does not own
+which ones stay (`shoal.core.adapters`), their files and faults (`adapter_files`) or copies
+(`resident`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.catalog.adapters import adapter_folder
 from shoal.catalog.schema import Adapter, Entry
-from shoal.catalog.sources import is_remote
 from shoal.clock import monotonic
-from shoal.core.adapters import MAX_RESIDENT_ADAPTERS, Moves, ResidentAdapters, parted
-from shoal.errors import (
-    Bug,
-    ModelLoading,
-    ModelUnavailable,
-    OutOfMemory,
-    RuntimeCrashed,
-    RuntimeFault,
-    ShoalError,
-    UnknownModel,
-)
+from shoal.core.adapters import ResidentAdapters, parted
+from shoal.errors import ModelUnavailable, OutOfMemory, RuntimeCrashed, ShoalError
 from shoal.ipc.client import RuntimeConnection
 from shoal.ipc.messages import AdapterSpec, ItemDone, Ran, RunItem
 from shoal.wire.envelope import AdapterState, Failure
 from shoal.wire.generation import Generated, Piece
+from shoal.worker.adapter_files import AdapterFiles, Faults
 from shoal.worker.device import Device, Loaded
-from shoal.worker.faults import cool_down_s
 
 log = logging.getLogger(__name__)
 
-MAX_ADAPTER_FETCHES = 4
-# Items that wait for a fetch are in no line's window: these are all that the worker holds.
-MAX_AWAITING_ADAPTERS = 256
-# A gateway may know of an adapter sooner than this worker.
-NEWS_S = 3.0
-
-Faults = dict[str, ShoalError]
+# Who finds its adapters loaded goes ahead of one that waits for room, but not for longer: what is
+# used all the time would never make room.
+ROOM_S = 5.0
 
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy and its adapters. turn: who changes what is loaded, one after the other."""
+    """A copy and its adapters.
+
+    line: who wants some loaded, one after the other. turn: who changes what is loaded. freed: a
+    use has ended. short_since_s: since when the first in line has waited for room.
+    """
 
     loaded: Loaded
     adapters: ResidentAdapters = field(default_factory=ResidentAdapters)
+    line: asyncio.Lock = field(default_factory=asyncio.Lock)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
+    short_since_s: float = math.inf
 
 
 class Adapters:
-    """All adapters of a worker. known: the adapter of a key, as the catalog has it now."""
+    """The adapters of a worker.
 
-    def __init__(self, known: Callable[[str], Adapter | None], cache_dir: Path) -> None:
-        self._known = known
-        self._cache_dir = cache_dir
+    known: the adapter of a key, as the catalog has it now. most: how many a copy of an entry has at
+    once.
+    """
+
+    def __init__(
+        self,
+        known: Callable[[str], Adapter | None],
+        cache_dir: Path,
+        most: Callable[[Entry], int],
+    ) -> None:
+        self.files = AdapterFiles(known, cache_dir)
+        self._most = most
         self._copies: dict[tuple[str, str], _Copy] = {}
-        self._fetched: set[str] = set()
-        self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._faults: dict[str, tuple[Failure, float]] = {}
-        self._news = asyncio.Event()
-        self._awaiting = 0
-        self._is_closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._pool = ThreadPoolExecutor(MAX_ADAPTER_FETCHES, thread_name_prefix="adapter")
-
-    # --- files
-
-    def is_near(self, key: str) -> bool:
-        """Whether nothing has to be fetched before it can be loaded, as far as is known."""
-        adapter = self._known(key)
-        if adapter is None or self._fault(key) is not None:
-            return False
-        return key in self._fetched or not is_remote(adapter.source)
-
-    async def fetch(self, key: str) -> None:
-        """Waits until an adapter's files are here.
-
-        Raises `UnknownModel` where the catalog does not have it, `ModelLoading` where too many
-        items wait already, and what kept the files from coming.
-        """
-        if self._awaiting >= MAX_AWAITING_ADAPTERS:
-            raise ModelLoading(f"{self._awaiting} requests wait for adapters", retry_after_s=1.0)
-        self._awaiting += 1
-        try:
-            adapter = await self._adapter(key)
-            fault = self._fault(key)
-            if fault is not None:
-                raise fault
-            if key in self._fetched or not is_remote(adapter.source):
-                return
-            if key not in self._fetching:
-                self._fetching[key] = self._spawn(self._fetch(adapter), f"fetch {key}")
-            await asyncio.shield(self._fetching[key])
-        finally:
-            self._awaiting -= 1
-
-    async def _adapter(self, key: str) -> Adapter:
-        give_up_s = monotonic() + NEWS_S
-        while (adapter := self._known(key)) is None:
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), give_up_s - monotonic())
-            except TimeoutError as error:
-                raise _unknown(key) from error
-        return adapter
-
-    async def _fetch(self, adapter: Adapter) -> None:
-        begun_s = monotonic()
-
-        def on_progress(done_bytes: int, total_bytes: int) -> None:  # noqa: ARG001 nobody is told
-            if self._is_closing or self._known(adapter.key) is None:
-                raise ModelLoading(f"the fetch of {adapter.key} was given up")
-
-        work = partial(adapter_folder, adapter, self._cache_dir, on_progress)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except ShoalError as error:
-            raise self._on_fault(adapter.key, error) from error
-        except Exception as error:  # task root
-            log.exception("fetching %s", adapter.key)
-            unknown = ModelUnavailable(f"{type(error).__name__}: {error}")
-            raise self._on_fault(adapter.key, unknown) from error
-        finally:
-            del self._fetching[adapter.key]
-        self._fetched.add(adapter.key)
-        log.info("fetched %s in %.1f s", adapter.key, monotonic() - begun_s)
-
-    def _fault(self, key: str) -> ShoalError | None:
-        failure, until_s = self._faults.get(key, (None, 0.0))
-        return failure.error() if failure is not None and monotonic() < until_s else None
-
-    def _on_fault(self, key: str, error: ShoalError) -> ShoalError:
-        """Believes for a while that an adapter cannot be had, if it is its own fault."""
-        if key not in error.message:
-            error = type(error)(f"adapter {key}: {error.message}")
-        if isinstance(error, RuntimeFault):
-            error.retry_after_s = cool_down_s(error)
-            self._faults[key] = (Failure.of(error), monotonic() + error.retry_after_s)
-            self._fetched.discard(key)
-        log.error("%s", error)
-        return error
 
     # --- beside a copy
 
@@ -172,9 +88,10 @@ class Adapters:
         """
         if not any(item.adapter for item in items):
             return await connection.run(entry.key, items, block_tokens)
+        most = max(1, self._most(entry))
         done: dict[str, ItemDone] = {}
         run_s, padded_tokens = 0.0, 0
-        for places in parted([item.adapter for item in items], most_adapters(entry)):
+        for places in parted([item.adapter for item in items], most):
             part = [items[at] for at in places]
             keys = {item.adapter for item in part if item.adapter}
             async with self._in_use(device, entry, connection, keys) as faults:
@@ -211,21 +128,11 @@ class Adapters:
     ) -> AsyncIterator[Faults]:
         """Has adapters beside a copy for as long as they are used; why some are not there."""
         copy = self._copy(device, entry)
-        taking = self._spawn(self._take(copy, entry, connection, keys), f"adapters of {entry.key}")
-        try:
-            faults = await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            # What has begun to load is not left half known.
-            taking.add_done_callback(lambda task: self._give_taken(copy, keys, task))
-            raise
+        faults = await self._take(copy, entry, connection, keys)
         try:
             yield faults
         finally:
             self._give(copy, keys - faults.keys())
-
-    def _give_taken(self, copy: _Copy, keys: set[str], task: asyncio.Task[Faults]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            self._give(copy, keys - task.result().keys())
 
     def _give(self, copy: _Copy, keys: set[str]) -> None:
         copy.adapters.unpin(keys, monotonic())
@@ -243,69 +150,111 @@ class Adapters:
     async def _take(
         self, copy: _Copy, entry: Entry, connection: RuntimeConnection, keys: set[str]
     ) -> Faults:
-        """Loads what is missing and pins all that is there; single flight for each copy."""
-        if not connection.hello.result().traits.lora:
+        """Pins what is there, once what is missing was loaded and there is room for it.
+
+        Who is cancelled waits no more; what has begun to load comes, and nobody uses it.
+        """
+        most = self._most(entry)
+        if not connection.hello.result().traits.lora or not most:
             # No fault of theirs: another runtime of the model may be on its way.
-            why = f"{entry.key} runs on {entry.runtime}, which takes no adapters"
+            why = f"{entry.key} runs on {entry.runtime}, which takes no adapters for it"
             return {key: ModelUnavailable(why, retry_after_s=1.0) for key in keys}
+        if keys <= copy.adapters.here.keys() and monotonic() - copy.short_since_s < ROOM_S:
+            copy.adapters.pin(keys)
+            return {}
+        async with copy.line:
+            try:
+                while (faults := await self._try(copy, entry, connection, keys, most)) is None:
+                    copy.short_since_s = min(copy.short_since_s, monotonic())
+                    await copy.freed.wait()
+            finally:
+                copy.short_since_s = math.inf
+        return faults
+
+    async def _try(
+        self, copy: _Copy, entry: Entry, connection: RuntimeConnection, keys: set[str], most: int
+    ) -> Faults | None:
+        copy.freed.clear()
+        making = self._spawn(
+            self._make_ready(copy, entry, connection, keys, most), f"adapters of {entry.key}"
+        )
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # What has begun to load is not left half known.
+            making.add_done_callback(partial(self._give_made, copy, keys))
+            raise
+
+    def _give_made(self, copy: _Copy, keys: set[str], task: asyncio.Task[Faults | None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            return
+        faults = task.result()
+        if faults is not None:
+            self._give(copy, keys - faults.keys())
+
+    async def _make_ready(
+        self, copy: _Copy, entry: Entry, connection: RuntimeConnection, keys: set[str], most: int
+    ) -> Faults | None:
+        """Loads what is missing and pins all that is there; None where there is no room for it."""
         async with copy.turn:
-            specs, faults = await self._specs(copy, keys)
-            wanted = [key for key in keys if key not in faults]
-            while (moves := copy.adapters.plan(wanted, most_adapters(entry))) is None:
-                copy.freed.clear()
-                await copy.freed.wait()
-            faults |= await self._move(copy, entry, connection, moves, specs)
-            copy.adapters.pin([key for key in keys if key not in faults])
+            specs, faults = await self.files.specs(keys - copy.adapters.here.keys())
+            wanted = keys - faults.keys()
+            moves = copy.adapters.plan(wanted, most)
+            if moves is None:
+                return None
+            await self._unload(copy, entry, connection, moves.unload)
+            faults |= await self._load_all(
+                copy, entry, connection, [specs[key] for key in moves.load], wanted
+            )
+            copy.adapters.pin(keys - faults.keys())
             return faults
 
-    async def _specs(
-        self, copy: _Copy, keys: Iterable[str]
-    ) -> tuple[dict[str, AdapterSpec], Faults]:
-        """What the runtime is told of those that are to be loaded, their files compared."""
-        faults: Faults = {}
-        adapters: list[Adapter] = []
-        for key in (key for key in keys if key not in copy.adapters.here):
-            adapter, fault = self._known(key), self._fault(key)
-            if adapter is None or fault is not None:
-                faults[key] = fault or _unknown(key)
-            else:
-                adapters.append(adapter)
-        if not adapters:
-            return {}, faults
-        folders = await asyncio.to_thread(_folders, adapters, self._cache_dir)
-        specs: dict[str, AdapterSpec] = {}
-        for adapter, folder in zip(adapters, folders, strict=True):
-            if isinstance(folder, ShoalError):
-                faults[adapter.key] = self._on_fault(adapter.key, folder)
-            else:
-                specs[adapter.key] = AdapterSpec(adapter.key, str(folder))
-        return specs, faults
-
-    async def _move(
+    async def _load_all(
         self,
         copy: _Copy,
         entry: Entry,
         connection: RuntimeConnection,
-        moves: Moves,
-        specs: dict[str, AdapterSpec],
+        specs: list[AdapterSpec],
+        wanted: set[str],
     ) -> Faults:
-        await self._unload(copy, entry, connection, moves.unload)
-        calls = (connection.load_adapter(entry.key, specs[key]) for key in moves.load)
+        """Loads adapters; why some do not load. Raises `RuntimeCrashed`."""
+        if specs and connection.lost:
+            raise RuntimeCrashed("the runtime process is not running")
+        calls = (self._load(copy, entry, connection, spec, wanted) for spec in specs)
         ended = await asyncio.gather(*calls, return_exceptions=True)
         faults: Faults = {}
-        for key, loaded in zip(moves.load, ended, strict=True):
-            if isinstance(loaded, Bug | OutOfMemory):  # whatever it is, no item is the culprit
-                faults[key] = self._on_fault(key, ModelUnavailable(loaded.message))
-            elif isinstance(loaded, ShoalError) and not isinstance(loaded, RuntimeCrashed):
-                faults[key] = self._on_fault(key, loaded)
-            elif isinstance(loaded, BaseException):
-                raise loaded
-            else:
-                copy.adapters.add(key, loaded.memory_bytes, monotonic())
-                copy.loaded.size_bytes += loaded.memory_bytes
-        if moves.load:
-            log.info("loaded %d adapters beside %s", len(moves.load) - len(faults), entry.key)
+        for spec, error in zip(specs, ended, strict=True):
+            if isinstance(error, RuntimeCrashed):
+                # It takes one call after the other: this is the one that it was at.
+                self.files.on_fault(spec.key, error)
+                raise error
+            if isinstance(error, ShoalError):
+                faults[spec.key] = self.files.on_fault(spec.key, error)
+            elif error is not None:
+                raise error
+        if specs:
+            log.info("loaded %d adapters beside %s", len(specs) - len(faults), entry.key)
         return faults
+
+    async def _load(
+        self,
+        copy: _Copy,
+        entry: Entry,
+        connection: RuntimeConnection,
+        spec: AdapterSpec,
+        wanted: set[str],
+    ) -> None:
+        """Loads one; where memory is short, again without the one that is idle for longest."""
+        try:
+            loaded = await connection.load_adapter(entry.key, spec)
+        except OutOfMemory:
+            idle = copy.adapters.idle(wanted)
+            if not idle:
+                raise
+            await self._unload(copy, entry, connection, idle[:1])
+            loaded = await connection.load_adapter(entry.key, spec)
+        copy.adapters.add(spec.key, loaded.memory_bytes, monotonic())
+        copy.loaded.size_bytes += loaded.memory_bytes
 
     async def _unload(
         self, copy: _Copy, entry: Entry, connection: RuntimeConnection, keys: Iterable[str]
@@ -318,17 +267,14 @@ class Adapters:
     # --- the catalog, and what others see
 
     def on_catalog(self, devices: Iterable[Device]) -> None:
-        """The catalog may have changed: what was waited for comes, what is gone goes when idle."""
-        self._news.set()
+        """The catalog may have changed: what is gone from it goes when it is idle."""
+        self.files.on_catalog()
         by_name = {device.name: device for device in devices}
         for (name, model), copy in list(self._copies.items()):
             if by_name[name].resident.get(model) is not copy.loaded:
                 del self._copies[name, model]
-            elif copy.adapters.unwanted(lambda key: self._known(key) is not None):
+            elif copy.adapters.unwanted(self.files.is_known):
                 self._spawn(self._tidy(copy, by_name[name]), f"tidy {model}")
-        for key in [key for key in (*self._faults, *self._fetched) if self._known(key) is None]:
-            self._faults.pop(key, None)
-            self._fetched.discard(key)
 
     async def _tidy(self, copy: _Copy, device: Device) -> None:
         """Unloads what the catalog no longer has."""
@@ -337,7 +283,7 @@ class Adapters:
             process = device.processes.get(entry.process)
             if process is None or device.resident.get(entry.key) is not copy.loaded:
                 return
-            gone = copy.adapters.unwanted(lambda key: self._known(key) is not None)
+            gone = copy.adapters.unwanted(self.files.is_known)
             try:
                 await self._unload(copy, entry, process.live(), gone)
             except ShoalError as error:
@@ -367,28 +313,7 @@ class Adapters:
 
     async def close(self) -> None:
         """Ends what is under way."""
-        self._is_closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _folders(adapters: Sequence[Adapter], cache_dir: Path) -> list[Path | ShoalError]:
-    """Where the files of each lie, or why not. Runs in a thread."""
-    found: list[Path | ShoalError] = []
-    for adapter in adapters:
-        try:
-            found.append(adapter_folder(adapter, cache_dir))
-        except ShoalError as error:
-            found.append(error)
-    return found
-
-
-def _unknown(key: str) -> UnknownModel:
-    return UnknownModel(f"there is no adapter {key} any more", param="model")
-
-
-def most_adapters(entry: Entry) -> int:
-    """How many adapters a copy of a model has at once: its option `max_adapters`, or the usual."""
-    return max(1, int(entry.options.get("max_adapters", MAX_RESIDENT_ADAPTERS)))
+        await self.files.close()

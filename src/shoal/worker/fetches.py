@@ -11,7 +11,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from shoal.clock import monotonic
 from shoal.errors import ModelLoading, ModelUnavailable, ShoalError
 from shoal.ipc.messages import ModelSpec
 from shoal.worker.device import Loading
+from shoal.worker.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Fetches:
         self._here: set[tuple[str, str]] = set()
         self._given_up: dict[str, threading.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="fetch")
+        self._threads = Threads(MAX_FETCHES, "fetch")
 
     def is_here(self, entry: Entry) -> bool:
         """Whether nothing needs to be fetched or built any more, as far as is known."""
@@ -97,8 +97,7 @@ class Fetches:
             share = f" {100 * done_bytes // total_bytes} %" if total_bytes else ""
             loading.phase = f"fetching{share}"
 
-        work = partial(model_spec, entry, self._cache_dir, on_progress)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await self._threads.run(partial(model_spec, entry, self._cache_dir, on_progress))
 
     async def spec(self, entry: Entry) -> ModelSpec:
         """What the runtime is told of a model whose files are here. Raises `ModelUnavailable`."""
@@ -110,10 +109,9 @@ class Fetches:
         return await self._shelf.home(bundle, on_step) if bundle is not None else None
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Ends what is under way; a thread that cannot be ended is left."""
         for given_up in self._given_up.values():
             given_up.set()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._pool.shutdown(wait=False, cancel_futures=True)

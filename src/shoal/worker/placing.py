@@ -58,7 +58,7 @@ class Placing:
             line.on_prepared(sum(made.lengths) if isinstance(made, RunItem) else 0)
         if isinstance(made, RunItem) and envelope.adapter:
             made = structs.replace(made, adapter=envelope.adapter)
-            if not self._adapters.is_near(envelope.adapter):
+            if not self._adapters.files.is_near(envelope.adapter):
                 task = asyncio.create_task(self._place_later(entry, item, made), name="adapter")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -70,7 +70,7 @@ class Placing:
         placed: RunItem | ShoalError = made
         try:
             async with asyncio.timeout(envelope.deadline_s - wall()):
-                await self._adapters.fetch(made.adapter)
+                await self._adapters.files.fetch(made.adapter)
         except TimeoutError:
             placed = DeadlineExceeded(f"adapter {made.adapter} was not here by the deadline")
         except ShoalError as error:

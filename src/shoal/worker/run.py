@@ -136,7 +136,9 @@ class Worker:
             load_timeout_s=self._settings.load_timeout_s,
             sizes=self._sizes,
             fetches=self._fetches,
-            adapters=Adapters(self._following.adapter, self._settings.cache_dir),
+            adapters=Adapters(
+                *(self._following.adapter, self._settings.cache_dir, self._installed.most_adapters)
+            ),
             on_change=self._on_change,
         )
 
