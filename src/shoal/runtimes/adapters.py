@@ -168,6 +168,11 @@ class AdapterFile:
     config: AdapterConfig
     pairs: Mapping[str, LowRank]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        return sum(pair.a.nbytes + pair.b.nbytes for pair in self.pairs.values())
+
 
 def read_adapter(spec: AdapterSpec) -> AdapterFile:
     """The adapter of a folder, in memory of its own: the file may be replaced while it serves.

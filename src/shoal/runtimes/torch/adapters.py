@@ -2,11 +2,10 @@
 
 The rows of one adapter lie side by side, so that what it adds is two small products over a stretch
 of rows, into the numbers that one product of the base has made for the whole batch. Gathering rows
-costs two to three times as much on top of the base, and one product of all adapters with a mask
-grows with their number. Owns finding
-the map of every module that an adapter names (parts of fused matrices take their rows of the pair's
-second half), the checks against the network, and that addition. Does not own reading a folder
-(`shoal.runtimes.adapters`) or the network.
+costs two to four times as much on top of the base, and one product of all adapters with a mask
+grows with their number. Owns finding the map of every module that an adapter names (parts of fused
+matrices take their rows of the pair's second half), the checks against the network, and that
+addition. Does not own reading a folder (`shoal.runtimes.adapters`) or the network.
 """
 
 from __future__ import annotations

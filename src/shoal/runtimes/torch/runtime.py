@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from shoal.core.types import TEXT_TASKS, Task
 from shoal.errors import ModelUnavailable, RunFailed, RuntimeUnavailable
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
-from shoal.runtimes.adapters import read_adapter
+from shoal.runtimes.adapters import AdapterFile, read_adapter
 from shoal.runtimes.bert import read_config
 from shoal.runtimes.checkpoint import locate
 from shoal.runtimes.encoder import LoadedModel
@@ -88,7 +88,7 @@ class TorchRuntime:
         else:
             network.packs = bool(packing)
         self._models[spec.key] = model
-        self._adapted[spec.key] = _Adapted(model, network)
+        self._adapted[spec.key] = _Adapted(model, network, keeps=dtype != torch.float32)
         self._lower.discard(spec.key)
         if dtype != torch.float32:
             self._lower.add(spec.key)
@@ -177,9 +177,9 @@ class TorchRuntime:
         network = self._network(spec, locate(spec, USUAL_FILES), torch.float32)
         network.packs = self._device == "cpu"
         model = LoadedModel(spec, network)
-        adapted = _Adapted(model, network)
+        adapted = _Adapted(model, network, keeps=False)
         for key in {items[at].adapter for at in failed} - {""}:
-            adapted.take(self._adapted[spec.key].specs[key])
+            adapted.put(key, self._adapted[spec.key].files[key])
         again = model.run([items[at] for at in failed])
         outcomes = list(ran.outcomes)
         for at, outcome in zip(failed, again.outcomes, strict=True):
@@ -195,24 +195,36 @@ class TorchRuntime:
 
 
 class _Adapted:
-    """A model that takes adapters. specs: those that it has."""
+    """A model that takes adapters.
 
-    def __init__(self, model: LoadedModel, network: TorchTransformer) -> None:
+    files: those that it has, in float32, where `keeps`: their folders may meanwhile have others.
+    """
+
+    def __init__(self, model: LoadedModel, network: TorchTransformer, *, keeps: bool) -> None:
         self._model = model
         self._network = network
-        self.specs: dict[str, AdapterSpec] = {}
+        self._keeps = keeps
+        self.files: dict[str, AdapterFile] = {}
 
     def take(self, adapter: AdapterSpec) -> int:
-        """Makes it ready; its bytes."""
-        size_bytes = self._network.load_adapter(adapter.key, read_adapter(adapter))
-        self.specs[adapter.key] = adapter
-        self._model.adapters.add(adapter.key)
+        """Reads it and makes it ready; its bytes."""
+        file = read_adapter(adapter)
+        size_bytes = self.put(adapter.key, file)
+        if self._keeps:
+            self.files[adapter.key] = file
+            size_bytes += file.nbytes
+        return size_bytes
+
+    def put(self, key: str, file: AdapterFile) -> int:
+        """Makes it ready; the bytes that the network has of it."""
+        size_bytes = self._network.load_adapter(key, file)
+        self._model.adapters.add(key)
         return size_bytes
 
     def drop(self, adapter: str) -> None:
         """Forgets it."""
         self._network.unload_adapter(adapter)
-        self.specs.pop(adapter, None)
+        self.files.pop(adapter, None)
         self._model.adapters.discard(adapter)
 
 
