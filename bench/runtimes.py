@@ -7,8 +7,8 @@
    of uniform and ragged texts in the best batch, memory, copies in 24 GiB; of a generator the time
    to the first token and tokens per second of 1, 4 and 16 texts at once.
 2. Adapters: several mixed in one batch against a batch for each, loading one and going from one to
-   another, on torch, Candle and SGLang; what an adapter that was extracted from a fine-tuned model gives
-   beside that model.
+   another, on torch, Candle and SGLang; what an adapter that was extracted from a fine-tuned model
+   gives beside that model.
 3. Nine embedders beside two generators through one server, in an open loop: the embedders' 99th
    percentile with the generators at work over that with them idle, who is first in turn.
 4. A model of each runtime through one gateway.
