@@ -18,6 +18,8 @@ import subprocess
 import sys
 import time
 
+from shoal.ipc.priority import stand_back_alike
+
 _PR_SET_PDEATHSIG = 1
 _WATCH_S = 0.25
 
@@ -45,6 +47,7 @@ def _watch(command: list[str], parent_pid: int) -> int:
 def main(argv: list[str]) -> int:
     """Runs what `argv` says; see the module."""
     parent_pid, kind, name, arguments = int(argv[0]), argv[1], argv[2], argv[3:]
+    stand_back_alike()
     if sys.platform != "linux":
         start = [sys.executable, "-m", name] if kind == "module" else [name]
         return _watch([*start, *arguments], parent_pid)

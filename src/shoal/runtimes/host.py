@@ -13,7 +13,6 @@ import argparse
 import errno
 import gc
 import logging
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -53,6 +52,7 @@ from shoal.ipc.messages import (
     Unload,
     UnloadAdapter,
 )
+from shoal.ipc.priority import stand_back
 from shoal.ipc.server import RuntimeServer, refuse
 from shoal.runtimes.device import device_memory
 from shoal.runtimes.growing import Growing
@@ -266,7 +266,7 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s runtime: %(message)s")
     end = socket.socket(fileno=options.fd)
     if options.nice:
-        os.nice(options.nice)  # before any thread is there: each has its own
+        stand_back(options.nice)
     try:
         runtime = create(options.runtime, device=options.device, threads=options.threads)
     except ShoalError as error:
