@@ -314,7 +314,7 @@ def test_sglang_command_on_a_gpu_is_plain(tiny):
     """No CPU engine, kernels of its own choice, the model's own dtype, seeds where asked for."""
     on_gpu = model(tiny, options={"seeds": True})
     made = command.plan(on_gpu, "cuda:1")
-    arguments = command.arguments(on_gpu, tiny.folder, made, "cuda:1", 1)
+    arguments = command.arguments(on_gpu, tiny.folder, {}, made, 1)
     assert not {"--attention-backend", "--lora-backend", "--disable-cuda-graph"} & set(arguments)
     assert "--enable-deterministic-inference" in arguments
     assert arguments[arguments.index("--base-gpu-id") + 1] == "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import shutil
 import socket
 import stat
 import threading
@@ -30,6 +31,7 @@ from tests.support.talking_server import LINES
 pytestmark = pytest.mark.slow
 
 REPLAY = "tests.support.sglang_replay"
+TALKING = "tests.support.talking_server"
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +156,10 @@ def test_sglang_silence_is_told_of_each_item_once(silent, tiny):
     assert calls == [len(items)]
 
 
-def started(tiny, module=REPLAY):
+def started(tiny, module=REPLAY, *more):
     """A server of its own, and its address."""
     port = free_port()
-    arguments = ["--model-path", str(tiny.folder), "--port", str(port)]
+    arguments = ["--model-path", str(tiny.folder), "--port", str(port), *more]
     return Server(KEY, arguments, {}, lambda: None, module), f"http://127.0.0.1:{port}"
 
 
@@ -181,11 +183,35 @@ def test_sglang_server_is_ours_and_its_key_is_nobody_elses(tiny):
 
 def test_sglang_server_that_left_is_not_ready_whoever_answers(tiny):
     """Its process is looked at before an answer counts; however much it said, the end is kept."""
-    server, _ = started(tiny, "tests.support.talking_server")
+    server, _ = started(tiny, TALKING)
     assert server.lost.wait(20)
     with pytest.raises(ModelUnavailable, match=rf"left with status 3.*line {LINES - 1}$"):
         server.wait_ready(lambda: "another's answer")
     server.stop()
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [([], OutOfMemory), (["--says", "Traceback (most recent call last):"], ModelUnavailable)],
+)
+def test_sglang_server_that_kills_itself_is_not_out_of_memory(tiny, more, kind):
+    """Killed from outside, it lacked memory; what it says of a fault of its own is the reason."""
+    server, _ = started(tiny, TALKING, *more, "--killed")
+    with pytest.raises(kind, match=more[1][:9] if more else "killed while it loaded"):
+        server.wait_ready(lambda: None)
+    server.stop()
+
+
+def test_sglang_damaged_weights_are_refused_before_a_server_starts(tiny, tmp_path):
+    """A file that is cut short is named."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    runtime = SglangRuntime(device="cpu", threads=1, module=REPLAY)
+    model = spec(folder, tmp_path, key=KEY, tasks=["generate"], max_tokens=128, options=OPTIONS)
+    with pytest.raises(ModelUnavailable, match=r"model\.safetensors is cut short"):
+        runtime.load(model)
 
 
 def test_sglang_unpacked_models_are_bounded(tmp_path):

@@ -22,6 +22,7 @@ MAX_SLOTS = 192  # a connection between worker and runtime process takes 256 cal
 MAX_ADAPTERS = 64
 USUAL_ADAPTERS = 0
 MAX_RANK = 256
+_BERTS = ("bert", "roberta", "xlm-roberta")
 _DTYPES = ("float32", "bfloat16", "float16", "auto")
 # A server rounds its own bounds down by a few tokens.
 _SPARE_TOKENS = 8
@@ -31,6 +32,7 @@ _SPARE_TOKENS = 8
 class Plan:
     """What a server is started with, and what it is to keep to."""
 
+    device: str
     slots: int
     kv_tokens: int
     dtype: str
@@ -48,6 +50,7 @@ def plan(spec: ModelSpec, device: str) -> Plan:
             raise _wrong(spec, f"has no option {name!r}; its options: {', '.join(sorted(known))}")
     most = spec.max_tokens
     made = Plan(
+        device=device,
         slots=_number(spec, "slots", 16, 1, MAX_SLOTS),
         kv_tokens=_number(spec, "kv_tokens", 4 * most, most + _SPARE_TOKENS, None),
         dtype=str(spec.options.get("dtype", "float32" if cpu else "auto")),
@@ -74,16 +77,18 @@ def check(spec: ModelSpec, config: dict[str, Any]) -> None:
     if spec.options.get("max_adapters"):
         raise _wrong(spec, "takes adapters for models that generate: leave out max_adapters")
     kind = str(config.get("model_type", ""))
-    pools = "cls" if kind in ("bert", "roberta", "xlm-roberta") else "last"
+    pools = "cls" if kind in _BERTS else "last"
     if spec.pooling != pools:
         raise _wrong(spec, f"pools {kind} models by {pools}, not by {spec.pooling}")
     if not spec.normalize or set(spec.outputs) != {"dense"}:
         raise _wrong(spec, "gives dense vectors of length 1, nothing else")
 
 
-def arguments(spec: ModelSpec, folder: Path, made: Plan, device: str, port: int) -> list[str]:
-    """What stands behind `python -m sglang.launch_server`."""
-    kind, _, number = device.partition(":")
+def arguments(
+    spec: ModelSpec, folder: Path, config: dict[str, Any], made: Plan, port: int
+) -> list[str]:
+    """What stands behind `python -m sglang.launch_server`. config: of the model."""
+    kind, _, number = made.device.partition(":")
     given: dict[str, object] = {
         "--model-path": folder,
         "--host": "127.0.0.1",
@@ -104,6 +109,9 @@ def arguments(spec: ModelSpec, folder: Path, made: Plan, device: str, port: int)
     if spec.tasks == ["encode"]:
         # Its cache of prefixes is for decoders: what it would reuse of an encoder's is wrong.
         flags += ["--is-embedding", "--disable-radix-cache"]
+    if config.get("model_type") in _BERTS and "position_embedding_type" not in config:
+        # It reads the field, which newer files leave out, as this is the only kind there is.
+        given["--json-model-override-args"] = '{"position_embedding_type": "absolute"}'
     if made.seeds:
         flags.append("--enable-deterministic-inference")
     if made.adapters:

@@ -133,11 +133,12 @@ class SglangRuntime:
         self.unload(spec.key)
         plan = command.plan(spec, self._device)
         folder = self._folder(spec)
-        command.check(spec, read_config(folder))
+        config = read_config(folder)
+        command.check(spec, config)
         port = free_port()
         server = Server(
             spec.key,
-            command.arguments(spec, folder, plan, self._device, port),
+            command.arguments(spec, folder, config, plan, port),
             command.environment(self._device),
             self._on_lost,
             self._module,
@@ -163,6 +164,8 @@ class SglangRuntime:
         for name in ("config.json", "tokenizer.json"):
             if not (folder / name).is_file():
                 raise ModelUnavailable(f"{spec.key}: {folder} has no {name}")
+        for file in folder.glob("*.safetensors"):
+            _check_whole(spec.key, file)
         return folder
 
     def _served(
@@ -359,3 +362,14 @@ class SglangRuntime:
         if served is None:
             raise ModelUnavailable(f"{key} is not loaded")
         return served
+
+
+def _check_whole(key: str, file: Path) -> None:
+    """Raises `ModelUnavailable` for a file that is cut short, which a server finds out late."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        raise ModelUnavailable(f"{key}: {file} is cut short or damaged: {error}") from error

@@ -41,11 +41,12 @@ READY_S = 600.0
 _LOOK_S = 0.1
 _END_S = 10.0
 _LOG_ENDS_S = 1.0
-_TAIL_BYTES = 8192
+_TAIL_BYTES = 16384
 _TAIL_CHARS = 600
 _MODULE = "sglang.launch_server"
 _KEEPER = "shoal.runtimes.sglang.keeper"
 _KILLED = 128 + signal.SIGKILL
+_FAULT = "Traceback (most recent call last)"
 _SETTINGS = "key.yaml"
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Server:
         """Waits until `ready` gives something, and returns that.
 
         Raises `ModelUnavailable` with the end of its log where the server leaves before, or takes
-        more than READY_S; `OutOfMemory` where it was killed.
+        more than READY_S; `OutOfMemory` where it was killed by none of its own.
         """
         give_up_s = monotonic() + READY_S
         while (found := self._looked(ready)) is None:
@@ -119,9 +120,10 @@ class Server:
         status = self._process.poll()
         if status is None:
             return found
-        if status == _KILLED:
-            raise OutOfMemory(f"{self._name}: the SGLang server was killed while it loaded")
         self._log.wait(_LOG_ENDS_S)
+        # It also kills itself, once a process of its own has said what it could not do.
+        if status == _KILLED and _FAULT not in self._log.text():
+            raise OutOfMemory(f"{self._name}: the SGLang server was killed while it loaded")
         raise ModelUnavailable(
             f"{self._name}: the SGLang server left with status {status}: {self.tail()}"
         )
