@@ -24,10 +24,10 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-serve: $(BASE) $(EXTRAS:%=$(VENV)/.stamp-%) ## Install what is needed and serve the demo models (EXTRAS="torch spacy", ARGS="--port 9000")
+serve: install ## Install what is needed and serve the demo models (EXTRAS="torch spacy train", ARGS="--port 9000")
 	@exec $(BIN)/shoal serve $(ARGS)
 
-install: $(BASE) ## Install into .venv, without starting anything
+install: $(BASE) $(EXTRAS:%=$(VENV)/.stamp-%) ## Install into .venv, without starting anything (EXTRAS="torch spacy train")
 
 check: $(DEV) ## Everything that must pass: formatting, lint, types, all tests
 	$(BIN)/ruff format --check .
@@ -53,7 +53,8 @@ contract: $(DEV) ## Check every runtime against the contract; write docs/runtime
 
 check-engines: $(DEV) ## Build the bundle of SGLang (minutes, 3 GB; pip must find torch for CPUs, see docs/bundles.md) and check the real server
 	$(BIN)/shoal bundles build sglang --cache-dir .shoal/engines
-	CHECK_ENGINES=1 $(BIN)/pytest tests/service/test_runtime_sglang.py tests/service/test_runtime_sglang_server.py
+	CHECK_ENGINES=1 $(BIN)/pytest tests/service/test_runtime_sglang.py tests/service/test_runtime_sglang_faults.py tests/service/test_runtime_sglang_server.py
+	SHOAL_TEST_BUNDLES=.shoal/engines/bundles $(BIN)/python -m tests.contract -k sglang
 
 docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs
