@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from contextlib import suppress
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.numpy import save, save_file
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.adapters import CONFIG, WEIGHTS, AdapterConfig, read_adapter
+from shoal.runtimes.patterns import MAX_STEPS, Patterns, Refused
 
 QUERY, VALUE = "encoder.layer.0.query", "encoder.layer.1.value"
 USUAL = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["query", "value"]}
@@ -78,6 +80,7 @@ def test_rank_and_scale_follow_the_patterns_of_a_module():
         ({"layers_to_transform": [1]}, {VALUE}),
         ({"layers_to_transform": 0}, {QUERY}),
         ({"layers_to_transform": 0, "layers_pattern": "layer"}, {QUERY}),
+        ({"layers_to_transform": 0, "layers_pattern": "encoder.layer"}, {QUERY}),
         ({"layers_to_transform": [0, 1], "layers_pattern": ["block"]}, set()),
     ],
 )
@@ -100,12 +103,79 @@ def test_config_means_the_modules_that_peft_would(fields, meant):
         ({"lora_alpha": 10**400}, "lora_alpha of .*query is no number"),
         ({"rank_pattern": [2]}, "rank_pattern is no object"),
         ({"alpha_pattern": {"(": 2}}, "is no pattern"),
+        ({"rank_pattern": {"(a)(?(1)b|c)": 2}}, r"\(\?\(1 is not supported in patterns"),
+        ({"alpha_pattern": {r"(?<=\.)query": 2}}, r"\(\?<= is not supported in patterns"),
     ],
 )
 def test_config_that_is_no_plain_lora_is_refused(tmp_path, fields, said):
     """The field at fault is named."""
     with pytest.raises(ModelUnavailable, match=f"m@a@1.*{said}"):
         read_adapter(saved(tmp_path, **fields))
+
+
+@pytest.mark.parametrize("pattern", ["([a-z0-9.]+)+!", "(a|[a-z.0-9])*!", ".*" * 20 + "!"])
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_pattern_that_could_be_read_in_many_ways_is_not_tried_in_each(tmp_path, field, pattern):
+    """Trying them would take longer than anyone waits."""
+    module = QUERY.replace("query", "query" * 20)
+    spec = saved(tmp_path, halves(module), **{field: {pattern: 2}})
+    assert set(read_adapter(spec).pairs) == {module}
+    assert not config_of(target_modules=pattern).targets(module)
+    assert config_of(target_modules=[module], exclude_modules=pattern).targets(module)
+
+
+def test_layers_are_named_not_described():
+    """PEFT's own word for them is a name; a pattern in its place is refused."""
+    config = config_of(layers_to_transform=[0], layers_pattern="(.*)*!")
+    with pytest.raises(ModelUnavailable, match="is not the name of a list of layers"):
+        config.targets(QUERY)
+
+
+def test_config_with_too_many_names_is_refused():
+    """All that a config describes modules with has a bound together."""
+    config = config_of(target_modules=["x"] * (MAX_STEPS + 1))
+    with pytest.raises(ModelUnavailable, match=f"m@a@1.*more than {MAX_STEPS} steps"):
+        config.targets(QUERY)
+
+
+@pytest.mark.parametrize("pattern", ["(.*){99999}" * 9, "((.*)*)*" * 9, "(?=.*)" * 99, "a" * 999])
+def test_patterns_may_take_a_number_of_steps_together(pattern):
+    """Whatever it is that takes them, the next pattern is refused."""
+    patterns = Patterns(max_steps=10_000)
+
+    def compared():
+        return [patterns.ending(pattern, "." * letters) for letters in range(100)]
+
+    with pytest.raises(Refused, match="more than 10000 steps"):
+        compared()
+
+
+def patterns():
+    """Patterns of what names are described with."""
+    unit = st.sampled_from(
+        ["a", "b", r"\.", ".", r"\d", "[ab]", "[^a.]", r"\b", "^", "$", r"\w", "ab"]
+    )
+    times = st.sampled_from(
+        ["*", "+", "?", "*?", "+?", "??", "{2}", "{,2}", "{1,}", "{1,3}", "{0}"]
+    )
+    return st.recursive(
+        unit,
+        lambda inner: st.one_of(
+            st.builds("(?:{}){}".format, inner, times),
+            st.builds("({}|{})".format, inner, inner),
+            st.builds("{}{}".format, inner, inner),
+            st.builds("(?={}){}".format, inner, inner),
+            st.builds("(?!{}){}".format, inner, inner),
+        ),
+        max_leaves=6,
+    )
+
+
+@given(patterns(), st.text("ab.1", max_size=6))
+def test_patterns_match_the_names_that_re_matches(pattern, name):
+    """All of a name, or all that stands behind a dot."""
+    assert Patterns().whole(pattern, name) == bool(re.fullmatch(pattern, name))
+    assert Patterns().ending(pattern, name) == bool(re.match(rf"(.*\.)?({pattern})$", name))
 
 
 NAN = {name: values * np.float32(np.nan) for name, values in halves(QUERY).items()}

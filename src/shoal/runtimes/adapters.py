@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.checkpoint import SafetensorsFile, Weights
+from shoal.runtimes.patterns import Patterns, Refused
 
 Floats = npt.NDArray[np.float32]
 
@@ -44,6 +45,7 @@ _BEYOND = (
     "use_dora",
     "use_qalora",
 )
+_LAYERS = re.compile(r"[\w.]+")
 _STORED = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
@@ -61,6 +63,7 @@ class AdapterConfig:
 
     values: Mapping[str, Any]
     where: str
+    patterns: Patterns = field(default_factory=Patterns, repr=False, compare=False)
 
     @classmethod
     def read(cls, folder: Path, where: str) -> AdapterConfig:
@@ -113,7 +116,7 @@ class AdapterConfig:
         if not isinstance(patterns, dict):
             raise self.refused(f"{field} is no object")
         for pattern, value in patterns.items():
-            if self._match(re.match, rf"(.*\.)?({pattern})$", module):
+            if self._match(self.patterns.ending, pattern, module):
                 return value
         return usual
 
@@ -133,9 +136,10 @@ class AdapterConfig:
         """A text is a pattern of whole names; a list has names, or what names end in."""
         named = self.values.get(field) or []
         if isinstance(named, str):
-            return self._match(re.fullmatch, named, module) is not None
+            return self._match(self.patterns.whole, named, module)
         if not isinstance(named, list):
             raise self.refused(f"{field} is neither a text nor a list")
+        self._spend(len(named))
         return any(module == name or module.endswith(f".{name}") for name in named)
 
     def _in_layers(self, module: str) -> bool:
@@ -144,21 +148,31 @@ class AdapterConfig:
         if chosen is None or chosen == []:
             return True
         named = self.values.get("layers_pattern") or []
-        patterns = named if isinstance(named, list) else [named]
-        forms = [rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\." for pattern in patterns]
-        # Without a pattern, the first number in the name that is not at its very beginning.
-        for form in forms or [r".*?\.[^.]*\.(?P<layer>\d+)\."]:
-            found = self._match(re.match, form, module)
+        names = named if isinstance(named, list) else [named]
+        for name in names:
+            if not isinstance(name, str) or not _LAYERS.fullmatch(name):
+                raise self.refused(f"layers_pattern {name!r} is not the name of a list of layers")
+        self._spend(1 + len(names) * len(module) // 16)
+        number = r"\.(?P<layer>\d{1,9})\."
+        forms = [rf"(?:^|.*?\.){re.escape(name)}{number}" for name in names]
+        # Without a name, the first number that is not at the very beginning.
+        for form in forms or [rf".*?\.[^.]*{number}"]:
+            found = re.match(form, module)
             if found:
                 return int(found["layer"]) in (chosen if isinstance(chosen, list) else [chosen])
         return False
 
-    def _match(self, how: Any, pattern: str, module: str) -> re.Match[str] | None:
+    def _match(self, how: Callable[[str, str], bool], pattern: str, module: str) -> bool:
         try:
-            found: re.Match[str] | None = how(pattern, module)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise self.refused(f"{pattern!r} is no pattern: {error}") from error
-        return found
+            return how(pattern, module)
+        except Refused as error:
+            raise self.refused(str(error)) from error
+
+    def _spend(self, steps: int) -> None:
+        try:
+            self.patterns.spend(steps)
+        except Refused as error:
+            raise self.refused(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
