@@ -81,12 +81,14 @@ def test_choices_leave_an_entry_without_alternatives_alone(worker, entry):
     assert not worker.choices.take_over(plain, ModelUnavailable("broken"))
 
 
-def test_choices_pass_over_what_is_not_installed(worker, entry):
-    """The next one that is serves it, under the same key."""
+def test_choices_pass_over_what_is_not_installed(worker, entry, caplog):
+    """The next one that is serves it, under the same key, and the log says why."""
+    caplog.set_level("INFO")
     listed = msgspec.structs.replace(entry, runtime="absent")
     served = worker.choices.served(listed)
     assert (served.runtime, served.key, served.alternatives) == ("torch", listed.key, [])
     assert worker.choices.others(listed.key)["absent"] == "absent is not installed"
+    assert "is served by torch: absent: absent is not installed;" in caplog.text
 
 
 def test_choices_pass_over_what_does_not_compute_on_the_devices(tmp_path, entry):

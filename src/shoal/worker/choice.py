@@ -146,7 +146,7 @@ class Choices:
         if choice.why_not is None:
             self._chosen[entry.key] = choice.runtime
         if self._others.get(entry.key) != choice.others:
-            said = "; ".join(f"{name} {why}" for name, why in choice.others.items())
+            said = "; ".join(f"{name}: {why}" for name, why in choice.others.items())
             log.info("%s is served by %s: %s", entry.key, choice.runtime, said)
         self._others[entry.key] = choice.others
         return choice.runtime
