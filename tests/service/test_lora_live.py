@@ -156,7 +156,7 @@ def test_lora_added_adapter_is_served_fresh_and_gone_when_removed(serve, lora, t
 
     assert lora("remove", "base@tone")[0] == 0
     message = _soon(serve, "base@kep", 404).json()["message"]
-    assert message == "model `base` has no adapter or revision `kep`, did you mean `kept`?"
+    assert message == "model `base` has no revision or adapter `kep`, did you mean `kept`?"
     _soon(serve, "base@tone", 404)
     assert lora("remove", "base@tone") == (0, "base@tone: is not there any more\nnothing to do\n")
 

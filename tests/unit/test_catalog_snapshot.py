@@ -37,8 +37,8 @@ def test_resolve_finds_an_entry_by_each_of_its_names(name, found):
         ("minlm", "did you mean `minilm`"),
         ("minilm-l6", "`MiniLM-L6`"),
         ("minlm@1", "did you mean `minilm`"),
-        ("minilm@2", "has no revision `2`; there is `minilm@1`"),
-        ("e5@1", "has no revision `1`; there is `e5@v2`"),
+        ("minilm@2", "has no revision or adapter `2`; there is `minilm@1`"),
+        ("e5@1", "has no revision or adapter `1`; there is `e5@v2`"),
         ("", "unknown model ``"),
         ("@", "unknown model `@`"),
         ("quite different", "/v1/models lists the models"),
@@ -100,11 +100,11 @@ def test_find_knows_bare_models_beside_their_adapters():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("minilm@lega", "model `minilm` has no adapter or revision `lega`, did you mean `legal`?"),
+        ("minilm@lega", "model `minilm` has no revision or adapter `lega`, did you mean `legal`?"),
         ("minilm@1@mial", "did you mean `mail`?"),
-        ("minilm@2@legal", "has no adapter or revision `2@legal`"),
+        ("minilm@2@legal", "has no revision or adapter `2@legal`"),
         ("minilm@quite-different", "/v1/models lists its adapters"),
-        ("a/b@legal", "has no revision `legal`; there is `a/b@1`"),
+        ("a/b@legal", "has no revision or adapter `legal`; there is `a/b@1`"),
         ("minlm@legal", "unknown model `minlm@legal`, did you mean `minilm`"),
     ],
 )

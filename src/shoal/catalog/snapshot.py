@@ -97,13 +97,13 @@ class Snapshot:
         names = [adapter.name for adapter in self.adapters if adapter.base == entry.id]
         if not names:
             there = f"there is `{entry.id}@{entry.revision}`"
-            return f"model `{base}` has no revision `{_short(rest)}`; {there}"
+            return f"model `{base}` has no revision or adapter `{_short(rest)}`; {there}"
         wrong = rest[:128].removeprefix(f"{entry.revision}@")
         place = bisect(names, wrong)  # of thousands, only those that stand near it are compared
         near = names[max(0, place - MAX_COMPARED // 2) :][:MAX_COMPARED]
         guess = did_you_mean(wrong, near, max_names=3)
         return (
-            f"model `{base}` has no adapter or revision `{_short(rest)}`"
+            f"model `{base}` has no revision or adapter `{_short(rest)}`"
             f"{guess or '; /v1/models lists its adapters'}"
         )
 
