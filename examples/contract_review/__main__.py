@@ -17,8 +17,8 @@ from examples.contract_review.agent import review_all
 from examples.contract_review.calls import Desk, write_workload
 from examples.contract_review.documents import Contract, contracts
 from examples.contract_review.findings import Findings, compare
+from shoal.cli.endpoint import server_url
 from shoal.client import AsyncClient
-from shoal.client.shells import DEFAULT_URL
 from shoal.errors import ShoalError
 
 # The first calls wait for twelve models to load, and the last for all the others.
@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.contract_review")
-    parser.add_argument("--url", default=DEFAULT_URL, help="a server with the demo models")
+    parser.add_argument(
+        "--url",
+        help="a server with the demo models; else SHOAL_URL, or the one of this folder's .shoal",
+    )
     parser.add_argument("--documents", type=int, default=12, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sequential", action="store_true", help="one call after another")
@@ -64,7 +67,7 @@ async def _reviewed(
     drawn: Sequence[Contract], options: argparse.Namespace
 ) -> tuple[list[Findings], Desk]:
     files = {contract.name: contract.blob for contract in drawn}
-    async with AsyncClient(options.url, timeout_s=_TIMEOUT_S) as client:
+    async with AsyncClient(server_url(options.url), timeout_s=_TIMEOUT_S) as client:
         return await review_all(client, files, max_in_flight=1 if options.sequential else 64)
 
 

@@ -1,15 +1,24 @@
 """`shoal run` against a real gateway: what is sent and what is shown."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.main import app
-from shoal.errors import InvalidRequest, ShoalError, UnknownModel
+from shoal.cli.request import USUAL_TOKENS
+from shoal.clock import monotonic
+from shoal.errors import InvalidRequest, SettingsError, ShoalError, UnknownModel, Unreachable
 from shoal.runtimes.null_records import record
 from shoal.wire.envelope import Params
 from tests.support.bad_files import WAV, png_header
 from tests.support.gateway_server import gateway_server
 from tests.support.local_submits import logit
+from tests.support.local_texts import words_of
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +84,8 @@ def test_run_sends_files_to_models_that_take_them(url, tmp_path):
         (["dense", "x", "--task", "encod"], InvalidRequest, "did you mean `encode`?"),
         (["dense", "x", "--task", "score"], InvalidRequest, "--query"),
         (["dense", "x", "--task", "encode", "--query", "y"], InvalidRequest, "--query"),
-        (["dense", ""], InvalidRequest, r"inputs\[0\]"),
+        (["dense", "a", ""], InvalidRequest, r"inputs\[1\] is empty"),
+        (["writer", ""], InvalidRequest, r"inputs\[0\] is empty"),
         (["pages", "none.pdf"], InvalidRequest, "'none.pdf' is no file"),
     ],
 )
@@ -90,3 +100,71 @@ def test_run_takes_the_server_from_the_environment(url, monkeypatch):
     monkeypatch.setenv("SHOAL_URL", url)
     result = CliRunner().invoke(app, ["run", "dense", "one"])
     assert result.exit_code == 0, result.output
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A data folder, and no server by the environment."""
+    monkeypatch.delenv("SHOAL_URL", raising=False)
+    return tmp_path
+
+
+def served_from(folder, url, pid):
+    (folder / "endpoint.json").write_text(json.dumps({"url": url, "pid": pid}))
+
+
+def run_in(folder, *arguments):
+    result = CliRunner().invoke(app, ["run", *arguments, "--data-dir", str(folder)])
+    if isinstance(result.exception, ShoalError):
+        raise result.exception
+    return result
+
+
+def test_run_finds_the_server_of_the_data_folder(url, folder, monkeypatch):
+    """Its address is read where its gateway wrote it; with SHOAL_DATA_DIR, too. --url wins."""
+    served_from(folder, url, os.getpid())
+    assert run_in(folder, "dense", "one").exit_code == 0
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(folder))
+    assert CliRunner().invoke(app, ["run", "dense", "one"]).exit_code == 0
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(Unreachable):
+        run_in(folder, "dense", "one", "--url", nobody)
+
+
+def test_run_says_that_the_server_of_the_folder_has_left(folder):
+    """An address whose process is gone is named with its folder, and nobody else is asked."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    served_from(folder, "http://127.0.0.1:8187", gone.pid)
+    with pytest.raises(SettingsError, match=rf"{folder} \(http://127.0.0.1:8187\) is not running"):
+        run_in(folder, "dense", "one")
+
+
+def test_run_names_the_address_that_nobody_answers_at(folder):
+    """The error has the address, and comes at the first try."""
+    nobody = f"http://127.0.0.1:{free_port()}"
+    served_from(folder, nobody, os.getpid())
+    begun_s = monotonic()
+    with pytest.raises(Unreachable, match=nobody):
+        run_in(folder, "dense", "one")
+    assert monotonic() - begun_s < 1.0
+
+
+def test_run_bounds_a_text_that_would_go_on(url):
+    """Without --max-tokens a text has the usual number at most, which the help says."""
+    result = CliRunner().invoke(app, ["run", "--url", url, "writer", "long"])
+    expected = "".join(words_of("user: long", USUAL_TOKENS))
+    assert result.stdout == expected + "\n"
+    assert f"cut off after {USUAL_TOKENS} tokens" in result.stderr
+    assert f"({USUAL_TOKENS})" in CliRunner().invoke(app, ["run", "--help"]).output
+
+
+def test_run_says_that_it_sends_the_name_of_a_file(url, tmp_path):
+    """A model of texts is sent what stands there, and a person who meant the file is told."""
+    file = tmp_path / "README.md"
+    file.touch()
+    named, other = (
+        CliRunner().invoke(app, ["run", "--url", url, "dense", text]) for text in (str(file), "a")
+    )
+    assert f"note: `{file}` is sent as these letters" in named.stderr
+    assert other.stderr == ""

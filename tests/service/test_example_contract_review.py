@@ -99,6 +99,14 @@ def test_agent_says_that_no_server_answers(capsys):
     assert "no answer" in capsys.readouterr().out
 
 
+def test_agent_asks_the_server_of_the_environment(capsys, monkeypatch):
+    """Without --url it is the one that `shoal run` would ask."""
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("SHOAL_URL", url)
+    assert main(["--documents", "1"]) == 1
+    assert url in capsys.readouterr().out
+
+
 def test_agent_joins_the_pieces_of_a_name_and_of_an_address():
     """Pieces with at most a character between them are one; two people are two."""
     text = "Ada King, m.lee@x.com, Joe"

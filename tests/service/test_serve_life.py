@@ -49,6 +49,7 @@ def test_serve_life_ctrl_c_finishes_what_is_open(serve):
     begun = time.monotonic()
     assert serve.leave() == 0, serve.output
     assert time.monotonic() - begun < 6
+    assert not (serve.folder / "data" / "endpoint.json").exists()
     caller.join()
     assert answers[0].status_code == 200
     assert not [p for p in family if p.is_running()]

@@ -115,7 +115,8 @@ def run(
         str | None, typer.Option(help="What a model that generates is told before each text.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of each text that is generated.")
+        int | None,
+        typer.Option(min=1, help="Most tokens of each text that is generated.", show_default="256"),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="0 takes the likeliest token each time.")
@@ -125,14 +126,24 @@ def run(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="Server [dim](SHOAL_URL)[/dim].", show_default="http://127.0.0.1:8080"),
+        typer.Option(
+            help="Server [dim](SHOAL_URL)[/dim].",
+            show_default="that of the data folder, else http://127.0.0.1:8080",
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a `shoal serve` of this machine, where its address is found when none "
+            "is given [dim](SHOAL_DATA_DIR, default .shoal)[/dim]."
+        ),
     ] = None,
 ) -> None:
     """Send texts or files to a running server and show the answer; a generated text as it grows."""
+    from shoal.cli.endpoint import server_url
     from shoal.cli.request import send
-    from shoal.settings import environment
 
-    address = url or environment().get("SHOAL_URL") or "http://127.0.0.1:8080"
+    address = server_url(url, data_dir)
     asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     options = cast("GenerationOptions", {k: v for k, v in asked.items() if v is not None})
     send(model, inputs, query=query, task=task, url=address, system=system, options=options)

@@ -10,7 +10,6 @@ Does not own how an entry comes about (`models_entry`), or what a change may do
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +25,16 @@ from shoal.catalog.load import read
 from shoal.catalog.schema import ID_PATTERN, Adapter, AnyEntry, Entry
 from shoal.catalog.seed import write
 from shoal.catalog.snapshot import Snapshot
+from shoal.cli.endpoint import served_url
 from shoal.cli.models_cluster import Hearing, Shelved, named, read_shelf
 from shoal.cli.models_entry import Wish, proposals
 from shoal.cli.models_wait import Asked, see_loaded
 from shoal.cli.reach import Reach, opened
+from shoal.client.shells import DEFAULT_URL
 from shoal.errors import CatalogError, SettingsError
 from shoal.queue.interface import Queue
 
 SHOWN_CHARS = 120
-_URL = "http://127.0.0.1:8080"
 _ENTRY_ID = re.compile(ID_PATTERN.removesuffix("$") + r"(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -222,10 +222,7 @@ def _print_trial(reach: Reach, entries: Sequence[Entry]) -> None:
     from shoal.cli.serve import examples
 
     settings = reach.settings()
-    url = _URL
-    endpoint = settings.data_dir / "endpoint.json"
-    if settings.nats_url is None and endpoint.is_file():
-        url = str(json.loads(endpoint.read_text())["url"])
+    url = (served_url(settings.data_dir) if settings.nats_url is None else None) or DEFAULT_URL
     for entry in entries:
         for command in examples(Snapshot((entry,)), url)[:1]:
             print(f"try: {command}")

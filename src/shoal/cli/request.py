@@ -28,6 +28,9 @@ from shoal.core.types import TASKS
 from shoal.errors import InvalidRequest
 
 SHOWN_VALUES = 3
+# Of each text that is generated, where nothing is said: a small model may go on for its whole
+# context.
+USUAL_TOKENS = 256
 
 
 def send(
@@ -44,11 +47,15 @@ def send(
 
     query: the first text of every pair. task: None for what the model does first; with a query,
     `score`. system, options: of a model that generates; its answer is printed
-    as it grows.
+    as it grows. Nothing is tried twice: a person at a terminal would see nothing happen.
     """
-    with Client(url) as client:
+    for number, text in enumerate(given):
+        if not text:
+            raise InvalidRequest(f"inputs[{number}] is empty", param=f"inputs[{number}]")
+    with Client(url, max_retries=0) as client:
         known = client.model(model)
         chosen = _task(known, query, task)
+        _say_what_is_no_file(known, given)
         if chosen == "generate":
             _say(client, known, given, system, options)
             return
@@ -73,9 +80,8 @@ def _inputs(model: Model, given: list[str]) -> list[str | Path]:
         return list(given)
     inputs: list[str | Path] = []
     for one in given:
-        path = Path(one)
-        if path.is_file():
-            inputs.append(path)
+        if _is_file(one):
+            inputs.append(Path(one))
         elif "text" in model.inputs:
             inputs.append(one)
         else:
@@ -83,6 +89,25 @@ def _inputs(model: Model, given: list[str]) -> list[str | Path]:
                 f"`{model.id}` takes {' or '.join(model.inputs)}, and {one!r} is no file"
             )
     return inputs
+
+
+def _say_what_is_no_file(model: Model, given: list[str]) -> None:
+    if model.inputs != ["text"]:
+        return
+    for name in given:
+        if _is_file(name):
+            Console(stderr=True, highlight=False).print(
+                f"note: `{name}` is sent as these letters: {model.id} takes texts, and no files",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # a text that is no name of anything
+        return False
 
 
 def _task(model: Model, query: str | None, wanted: str | None) -> str:
@@ -101,13 +126,14 @@ def _say(
 ) -> None:
     """Answers each text as the user's turn of a conversation of its own, as it grows."""
     console = Console(highlight=False)
+    bounded: GenerationOptions = {"max_tokens": USUAL_TOKENS, **options}
     for text in texts:
         if len(texts) > 1:
             console.print(f"> {text}", style="dim", markup=False)
         turns: list[Turn] = [{"role": "user", "content": text}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": system})
-        with client.chat_stream(turns, model.id, **options) as growing:
+        with client.chat_stream(turns, model.id, **bounded) as growing:
             for part in growing:
                 console.out(part, end="", highlight=False)
                 console.file.flush()

@@ -27,6 +27,7 @@ from shoal.catalog.schema import Entry
 from shoal.catalog.seed import join, mirror
 from shoal.catalog.snapshot import Snapshot
 from shoal.cli.access import forget_access, write_access
+from shoal.cli.endpoint import FILE as ENDPOINT_FILE
 from shoal.clock import monotonic
 from shoal.errors import OperatorError
 from shoal.gateway.run import listen
@@ -148,7 +149,7 @@ async def _write_catalog(settings: ServeSettings, snapshot: Snapshot, *, is_ours
 
 async def _start_all(settings: ServeSettings, snapshot: Snapshot, supervisor: Supervisor) -> str:
     """Starts everything; returns the gateway's URL once it is ready."""
-    endpoint = settings.endpoint_file or settings.data_dir / "endpoint.json"
+    endpoint = _endpoint(settings)
     endpoint.unlink(missing_ok=True)
     is_ours = settings.nats_url is None
     if is_ours:
@@ -173,6 +174,11 @@ async def _start_all(settings: ServeSettings, snapshot: Snapshot, supervisor: Su
                 raise OperatorError("the worker does not become ready")
             await asyncio.sleep(0.02)
     return url
+
+
+def _endpoint(settings: ServeSettings) -> Path:
+    """The file that the gateway writes its address into."""
+    return settings.endpoint_file or settings.data_dir / ENDPOINT_FILE
 
 
 async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
@@ -254,6 +260,7 @@ async def _serve(settings: ServeSettings) -> int:
     finally:
         forget_access(settings.data_dir)
         await supervisor.stop()
+        _endpoint(settings).unlink(missing_ok=True)
     return 0
 
 

@@ -178,7 +178,7 @@ class Client(_Shell):
             try:
                 outcome = send(step)
             except httpx.TransportError as error:
-                outcome = _lost(error)
+                outcome = _lost(error, self.base_url)
 
 
 class AsyncClient(_Shell):
@@ -250,7 +250,7 @@ class AsyncClient(_Shell):
             try:
                 outcome = await send(step)
             except httpx.TransportError as error:
-                outcome = _lost(error)
+                outcome = _lost(error, self.base_url)
 
 
 def _request(step: Send) -> dict[str, Any]:
@@ -267,6 +267,6 @@ def _reply(response: httpx.Response) -> Reply:
     return Reply(response.status_code, response.headers, response.content)
 
 
-def _lost(error: httpx.TransportError) -> Lost:
+def _lost(error: httpx.TransportError, address: str) -> Lost:
     late = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
-    return Lost(f"{type(error).__name__}: {error}", timed_out=late)
+    return Lost(f"{address}: {type(error).__name__}: {error}", timed_out=late)
