@@ -233,7 +233,8 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     what its loads take. All of these are 0 while unknown. loading_s: for how long it has been
     loading. idle_s: since its last batch. growing: texts of it that grow. Where the entry lists
     several runtimes: runtime is the one that serves it here, others has the rest, each with why it
-    does not. adapters: those loaded beside its copies.
+    does not. adapters: those loaded beside its copies. adapts: it takes some here. faulty: the keys
+    of those that cannot be had here just now.
     """
 
     model: str
@@ -251,6 +252,8 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     runtime: str = ""
     others: dict[str, str] = {}
     adapters: list[AdapterState] = []
+    adapts: bool = False
+    faulty: list[str] = []
 
 
 class MemoryState(msgspec.Struct, frozen=True, omit_defaults=True):

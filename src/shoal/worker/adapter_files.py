@@ -26,7 +26,6 @@ from shoal.errors import (
     RuntimeFault,
     ShoalError,
     UnknownModel,
-    WeightsMissing,
 )
 from shoal.ipc.messages import AdapterSpec
 from shoal.wire.envelope import Failure
@@ -166,10 +165,9 @@ class AdapterFiles:
         log.error("%s", error)
         return error
 
-    def missing(self, model: str) -> list[str]:
-        """The adapters of a model (by its id) whose files are not to be had here just now."""
-        of_model = [key for key in self._faults if key.startswith(f"{model}@")]
-        return [key for key in of_model if isinstance(self.fault(key), WeightsMissing)]
+    def faulty(self, model: str) -> list[str]:
+        """The adapters of a model (by its id) that cannot be had here just now."""
+        return [k for k in self._faults if k.startswith(f"{model}@") and self.fault(k) is not None]
 
     def on_catalog(self) -> None:
         """The catalog may have changed: what was waited for comes, what is gone is forgotten."""

@@ -71,6 +71,18 @@ class Adapters:
         self._copies: dict[tuple[str, str], _Copy] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def takes(self, entry: Entry) -> bool:
+        """Whether a copy of an entry takes adapters, as far as is known."""
+        try:
+            return self._most(entry) > 0
+        except ModelUnavailable:
+            return False
+
+    def check(self, entry: Entry) -> None:
+        """Raises `ModelUnavailable` where a copy of an entry takes no adapters."""
+        if not self._most(entry):
+            raise _refused(entry)
+
     # --- beside a copy
 
     async def run(
@@ -156,9 +168,7 @@ class Adapters:
         """
         most = self._most(entry)
         if not connection.hello.result().traits.lora or not most:
-            # No fault of theirs: another runtime of the model may be on its way.
-            why = f"{entry.key} runs on {entry.runtime}, which takes no adapters for it"
-            return {key: ModelUnavailable(why, retry_after_s=1.0) for key in keys}
+            return dict.fromkeys(keys, _refused(entry))
         if keys <= copy.adapters.here.keys() and monotonic() - copy.short_since_s < ROOM_S:
             copy.adapters.pin(keys)
             return {}
@@ -317,3 +327,9 @@ class Adapters:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.files.close()
+
+
+def _refused(entry: Entry) -> ModelUnavailable:
+    """No fault of an adapter: another runtime of the model may be on its way."""
+    why = f"{entry.key} runs on {entry.runtime}, which takes no adapters for it"
+    return ModelUnavailable(why, retry_after_s=1.0)

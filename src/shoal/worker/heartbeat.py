@@ -84,6 +84,8 @@ class Heartbeat:
             runtime=entry.runtime if self._choices.has_choice(entry.key) else "",
             others=self._choices.others(entry.key),
             adapters=residents.adapters.states(entry, holders),
+            adapts=residents.adapters.takes(entry),
+            faulty=residents.adapters.files.faulty(entry.id),
         )
 
     def _measure(self, memories: list[MemoryState]) -> None:

@@ -247,12 +247,15 @@ class Held:
         """Lets go of an item that nobody waits for any more; the caller acks it."""
         self._take(item_id)
 
-    async def give_back(self, item_ids: Iterable[str]) -> None:
-        """Gives items back to the queue, for another worker; what never ran has lost no attempt."""
+    async def give_back(self, item_ids: Iterable[str], rest_s: float = 0.0) -> None:
+        """Gives items back to the queue, for another worker; what never ran has lost no attempt.
+
+        rest_s: nobody gets them before.
+        """
         for item_id in item_ids:
             item = self._take(item_id)
             if item is not None:
-                await item.delivery.nak(untouched=item.started_s == 0.0)
+                await item.delivery.nak(rest_s, untouched=item.started_s == 0.0)
 
     async def give_back_all(self) -> None:
         """Gives everything back to the queue (at the end of a drain)."""

@@ -89,6 +89,15 @@ class Peers:
         states = [models.get(model) for models in self._live()]
         return any(state is not None and state.state != "unavailable" for state in states)
 
+    def can_adapt(self, model: str, adapter: str) -> bool:
+        """Whether another worker runs a model with adapters, and has not said that it lacks one."""
+        states = (models.get(model) for models in self._live())
+        return any(
+            state.adapts and state.state != "unavailable" and adapter not in state.faulty
+            for state in states
+            if state is not None
+        )
+
     def known(self, model: str) -> ModelState | None:
         """What a worker says of a model who has run it; None when none has."""
         states = (models.get(model) for models in self._live())

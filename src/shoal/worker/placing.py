@@ -1,8 +1,8 @@
 """From a prepared item to where it waits: the window of its line, or the texts that want a slot.
 
-Owns that step, and the wait of an item whose adapter is still to be fetched: it waits outside, so
-that its line's others pass. Does not own preparing (`intake`), the adapters' files (`adapters`), or
-whose turn it is (`dispatch`, `streams`).
+Owns that step; an item whose adapter is not near waits outside, so that its line's others pass.
+Does not own preparing (`intake`), bringing adapters (`bringing`), or whose turn it is (`dispatch`,
+`streams`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec import structs
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic, wall
 from shoal.core.types import Item
-from shoal.errors import Bug, DeadlineExceeded, ShoalError
+from shoal.errors import Bug, ShoalError
 from shoal.ipc.messages import RunItem
-from shoal.worker.adapters import Adapters
+from shoal.worker.bringing import Bringing
 from shoal.worker.costs import CostBook
 from shoal.worker.dispatch import Dispatch
 from shoal.worker.held import Held, HeldItem
@@ -36,14 +36,14 @@ class Placing:
         streams: Streams,
         *,
         costs: CostBook,
-        adapters: Adapters,
+        bringing: Bringing,
     ) -> None:
         self._held = held
         self._roster = roster
         self._dispatch = dispatch
         self._streams = streams
         self._costs = costs
-        self._adapters = adapters
+        self._bringing = bringing
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
@@ -58,7 +58,7 @@ class Placing:
             line.on_prepared(sum(made.lengths) if isinstance(made, RunItem) else 0)
         if isinstance(made, RunItem) and envelope.adapter:
             made = structs.replace(made, adapter=envelope.adapter)
-            if not self._adapters.files.is_near(envelope.adapter):
+            if not self._bringing.is_near(entry, envelope.adapter):
                 task = asyncio.create_task(self._place_later(entry, item, made), name="adapter")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -66,20 +66,12 @@ class Placing:
         await self._place(entry, item, made)
 
     async def _place_later(self, entry: Entry, item: HeldItem, made: RunItem) -> None:
-        envelope = item.envelope
-        placed: RunItem | ShoalError = made
-        try:
-            async with asyncio.timeout(envelope.deadline_s - wall()):
-                await self._adapters.files.fetch(made.adapter)
-        except TimeoutError:
-            placed = DeadlineExceeded(f"adapter {made.adapter} was not here by the deadline")
-        except ShoalError as error:
-            placed = error
-        await self._place(entry, item, placed)
+        fault = await self._bringing.bring(entry, item, made.adapter)
+        await self._place(entry, item, fault or made)
         self.wake()
 
     async def _place(self, entry: Entry, item: HeldItem, made: RunItem | ShoalError) -> None:
-        if not self._held.has(item):  # cancelled meanwhile, and perhaps delivered anew
+        if not self._held.has(item):  # cancelled or given back, and perhaps delivered anew
             return
         name = item.envelope.item
         line = self._roster.lines.get((entry.key, item.envelope.lane))

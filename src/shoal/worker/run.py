@@ -34,6 +34,7 @@ from shoal.queue.opening import open_queue
 from shoal.settings import WorkerSettings
 from shoal.wire.envelope import encode
 from shoal.worker.adapters import Adapters
+from shoal.worker.bringing import Bringing
 from shoal.worker.choice import Choices
 from shoal.worker.costs import CostBook
 from shoal.worker.devices import parse
@@ -162,7 +163,7 @@ class Worker:
         placing = Placing(
             *(self._held, self._roster, self._dispatch, self._streams),
             costs=self._costs,
-            adapters=adapters,
+            bringing=Bringing(self._held, adapters, self._peers),
         )
         return Intake(
             *(self._queue, self._held, self._residency, placing),
