@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import httpx
@@ -91,9 +92,25 @@ def test_serve_generate_refusals_of_the_runtime_name_the_field(server):
     )
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "response_format"
-    long = generate(server, model="words", inputs="word " * 600)
-    assert long.status_code == 400
-    assert long.json()["code"] == "input_too_long"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_serve_generate_prompt_that_is_too_long_is_named(server, streamed):
+    """Of a list the error names the prompt as its caller counts it, whatever `n` is."""
+    long = "word " * 600
+    bodies = {
+        PLAIN: ("prompt[1]", {"prompt": ["a", long], "n": 2}),
+        NATIVE: ("inputs[1]", {"inputs": ["a", long], "n": 2}),
+        "/v1/chat/completions": ("messages", {"messages": [{"role": "user", "content": long}]}),
+    }
+    for path, (param, body) in bodies.items():
+        answer = server.post(path, {"model": "words", "stream": streamed, **body})
+        text = answer.text
+        if answer.headers["content-type"] == "text/event-stream":
+            text = text.rpartition("data: ")[2]
+        error = json.loads(text)
+        error = error.get("error", error)
+        assert (error["code"], error["param"]) == ("input_too_long", param)
 
 
 def test_serve_generate_client_that_leaves_frees_its_slot(server):
@@ -142,6 +159,7 @@ def test_serve_generate_engine_that_is_lost_in_mid_stream_is_told(server):
 
 def test_serve_generate_deadline_in_mid_stream_is_an_error_event(server):
     """The deadline bounds the whole answer: what came by then, and an event that says so."""
+    assert generate(server, model="narrow", inputs="x", max_tokens=1).status_code == 200
     with httpx.stream(
         "POST",
         f"{server.url}{NATIVE}",
@@ -153,6 +171,8 @@ def test_serve_generate_deadline_in_mid_stream_is_an_error_event(server):
     assert answer.status_code == 200
     *pieces, last = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert last["error"]["code"] == "deadline_exceeded"
+    told = re.search(r"\((.+) s; the header `X-Shoal-Deadline-Ms`", last["error"]["message"])
+    assert 0.5 < float(told[1]) <= 0.7
     assert words("late", 5000).startswith("".join(piece["text"] for piece in pieces))
     assert generate(server, model="narrow", inputs="x", max_tokens=1).status_code == 200
 

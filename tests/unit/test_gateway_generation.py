@@ -76,10 +76,13 @@ def test_generation_fields_travel_as_they_are(path):
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_generation_defaults_leave_everything_to_the_model(path):
-    """A request with nothing but its prompt, or with nulls, has a bare `Generation`."""
+    """A request with nothing but its prompt, or with nulls, has a bare `Generation`.
+
+    Only texts of OpenAI's old route end after 16 tokens, which is what its users expect.
+    """
     nulls = dict.fromkeys(("max_tokens", "temperature", "top_p", "stop", "seed", "n", "stream"))
-    assert job(path).params.generation == job(path, **nulls).params.generation
-    assert job(path).params.generation == Generation()
+    usual = Generation(max_tokens=16) if path == PLAIN else Generation()  # as OpenAI's has it
+    assert job(path).params.generation == job(path, **nulls).params.generation == usual
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -96,6 +99,13 @@ def test_generation_seed_is_one_that_engines_take(seed):
     """Every seed of OpenAI's range becomes one from 0 that leaves room for each choice's own."""
     told = job(PLAIN, seed=seed).params.generation.seed
     assert 0 <= told <= 2**63 - 1 - MAX_CHOICES
+
+
+def test_generation_bound_of_a_chat_has_two_names():
+    """Either may be given, and both where they say the same."""
+    both = {"max_tokens": 5, "max_completion_tokens": 5}
+    for fields in ({"max_tokens": 5}, {"max_completion_tokens": 5}, both):
+        assert job(CHAT, **fields).params.generation.max_tokens == 5
 
 
 def test_generation_choices_of_a_prompt_are_side_by_side():
@@ -195,6 +205,7 @@ BAD = [
     (CHAT, {"logprobs": True, "top_logprobs": MAX_LOGPROBS + 1}, "top_logprobs"),
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (
         CHAT,
@@ -294,7 +305,7 @@ def test_generation_cost_is_what_is_read_and_what_may_be_expected():
     """A bound below the usual length counts as it is; a higher one, or none, as the usual."""
     (short,), _ = costs(job(PLAIN, max_tokens=10), 1.0)
     (long,), _ = costs(job(PLAIN, max_tokens=10_000), 1.0)
-    (unbounded,), _ = costs(job(PLAIN), 1.0)
+    (unbounded,), _ = costs(job(NATIVE), 1.0)
     assert short == len("hello") + 10
     assert long == unbounded == len("hello") + EXPECTED_TOKENS
     assert costs(job(CHAT, n=2), 1.0)[0][0] > unbounded

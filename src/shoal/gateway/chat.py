@@ -198,16 +198,26 @@ def chat_job(body: ChatRequest, ask: Ask) -> Job:
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     asked = generation(
         body,
         entry,
-        max_tokens=most,
+        max_tokens=_most_tokens(body),
         max_stops=MAX_STOPS_OPENAI,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         schema=schema_of(body.response_format),
     )
     return generate_job(ask, entry, Inputs(chats=[conversation(ask, body.messages)]), asked)
+
+
+def _most_tokens(body: ChatRequest) -> int | None:
+    """The bound, which has an old name and a new one."""
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest(
+            f"`max_tokens` is {old} and `max_completion_tokens` is {new}: give one of them",
+            param="max_tokens",
+        )
+    return old if new is None else new
 
 
 def schema_of(wanted: ResponseFormat | None) -> str | None:

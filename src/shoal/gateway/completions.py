@@ -22,6 +22,7 @@ from shoal.gateway.generation import (
     GenerationUsage,
     Logprobs,
     Sampling,
+    Tokens,
     Unserved,
     Unused,
     finite,
@@ -34,6 +35,8 @@ from shoal.gateway.generation import (
 from shoal.gateway.jobs import Answer, Job
 from shoal.wire.generation import Generated, Piece, TokenLogprob
 
+# As in OpenAI's API, whose users expect a short answer where they set no bound.
+DEFAULT_TOKENS: Final = 16
 _UNSERVED: Final[dict[str, tuple[Any, ...]]] = {
     "echo": (None, False),
     "suffix": (None, ""),
@@ -45,6 +48,10 @@ class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[TextsOrIds, Meta(description="A text, or a list of texts, to be continued.")]
+    max_tokens: Annotated[
+        Tokens | None,
+        Meta(description=f"Most tokens to generate of each text; null, too, is {DEFAULT_TOKENS}."),
+    ] = DEFAULT_TOKENS
     logprobs: Annotated[
         Logprobs | None,
         Meta(description="Report each token, and so many of the likeliest in its place."),
@@ -98,7 +105,7 @@ def completion_job(body: CompletionRequest, ask: Ask) -> Job:
     asked = generation(
         body,
         entry,
-        max_tokens=body.max_tokens,
+        max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         max_stops=MAX_STOPS_OPENAI,
         logprobs=body.logprobs,
         schema=schema_of(body.response_format),

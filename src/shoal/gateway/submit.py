@@ -20,7 +20,6 @@ from shoal.clock import wall
 from shoal.core.gather import Gather
 from shoal.core.split import spans
 from shoal.errors import (
-    DeadlineExceeded,
     ModelLoading,
     QueueFull,
     QueueUnavailable,
@@ -31,14 +30,13 @@ from shoal.gateway.costs import costs
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.growth import Growth
 from shoal.gateway.jobs import Answer, Grown, Job
-from shoal.gateway.waiting import Part, Waiting, add, fail, join, keep, placed
+from shoal.gateway.waiting import Waiting, fail, fail_item, join, keep, too_late
 from shoal.queue.interface import Queue
 from shoal.settings import GatewaySettings
 from shoal.wire.envelope import (
     EMPTY,
     Cancel,
     Envelope,
-    Failure,
     Inputs,
     ModelState,
     Outcome,
@@ -159,8 +157,8 @@ class Submitter:
         request = f"{self._id}-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        timer = loop.call_later(max(0.0, left_s), self._on_deadline, done, job)
-        waiting = Waiting(job, request, cuts, of_items, Gather(len(cuts)), done, timer)
+        timer = loop.call_later(max(0.0, left_s), self._on_deadline, done, job, left_s)
+        waiting = Waiting(job, request, cuts, of_items, Gather(len(cuts)), done, left_s, timer)
         for index in range(len(cuts)):
             self._waiting[f"{request}.{index}"] = (waiting, index)
         return waiting
@@ -190,7 +188,7 @@ class Submitter:
                 async with asyncio.timeout(max(0.0, job.deadline_s - now_s)):
                     payload = await self._queue.payloads.put(body)
             except TimeoutError as error:
-                raise DeadlineExceeded("no answer within the deadline") from error
+                raise too_late(waiting.time_s) from error
             waiting.payloads.append(payload)
         envelope = Envelope(
             item=f"{request}.{index}",
@@ -234,7 +232,7 @@ class Submitter:
         tokens, waiting.costs_tokens[index] = waiting.costs_tokens[index], 0
         self._backlog.add(waiting.job.lane, waiting.job.entry.key, -tokens)
 
-    def _on_deadline(self, done: asyncio.Future[None], job: Job) -> None:
+    def _on_deadline(self, done: asyncio.Future[None], job: Job, time_s: float) -> None:
         """At the deadline, and not when a running batch happens to end."""
         if done.done():
             return
@@ -243,7 +241,7 @@ class Submitter:
             left_s = (state.load_s or _LOAD_GUESS_S) - state.loading_s
             done.set_exception(ModelLoading("the model is being loaded", retry_after_s=left_s))
         else:
-            done.set_exception(DeadlineExceeded("no answer within the deadline"))
+            done.set_exception(too_late(time_s))
 
     def on_outcome(self, data: bytes) -> None:
         """Takes an outcome in; the first of each item counts."""
@@ -261,7 +259,7 @@ class Submitter:
         waiting, index = found
         self._settle(waiting, index)
         if outcome.failure is not None:
-            self._fail_item(waiting, index, outcome.failure)
+            fail_item(waiting, index, outcome.failure)
         elif outcome.payload is not None:
             if len(self._fetches) >= _MAX_FETCHES:
                 fail(waiting, QueueFull("too many large results at once", retry_after_s=1.0))
@@ -280,16 +278,6 @@ class Submitter:
             found[0].growth.piece(index, outcome, piece)
         except ShoalError as error:
             fail(waiting, error)
-
-    def _fail_item(self, waiting: Waiting, index: int, failure: Failure) -> None:
-        """An item has failed whole: so have its inputs, or the request."""
-        start, end = waiting.spans[index]
-        if waiting.job.params.partial:
-            add(waiting, index, Part(None, {at: placed(failure, at) for at in range(start, end)}))
-        elif failure.input_index is not None:
-            fail(waiting, placed(failure, start + failure.input_index).error())
-        else:
-            fail(waiting, failure.error())
 
     async def _fetch(self, waiting: Waiting, index: int, outcome: Outcome, ref: PayloadRef) -> None:
         try:

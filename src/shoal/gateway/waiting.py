@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.core.gather import Gather
-from shoal.errors import Bug, ShoalError
+from shoal.errors import Bug, CallerError, DeadlineExceeded, ShoalError
 from shoal.gateway.growth import Growth
 from shoal.gateway.jobs import Answer, Job
 from shoal.wire.envelope import (
@@ -45,8 +45,9 @@ class Waiting:
     """A job under way.
 
     request: its name among all gateways'. spans: the first input of each item and the one behind
-    its last. costs_tokens: of each item, 0 once it is done. growth: of its texts, where it streams.
-    withdrawn: the workers were told that nobody waits for it.
+    its last. costs_tokens: of each item, 0 once it is done. time_s: from its beginning to its
+    deadline. growth: of its texts, where it streams. withdrawn: the workers were told that nobody
+    waits for it.
     """
 
     job: Job
@@ -55,6 +56,7 @@ class Waiting:
     costs_tokens: list[int]
     gather: Gather[Part]
     done: asyncio.Future[None]
+    time_s: float
     timer: asyncio.TimerHandle
     growth: Growth | None = None
     payloads: list[PayloadRef] = field(default_factory=list)
@@ -65,6 +67,29 @@ def fail(waiting: Waiting, error: ShoalError) -> None:
     """Ends a job that has not ended."""
     if not waiting.done.done():
         waiting.done.set_exception(error)
+
+
+def too_late(time_s: float, what: str = "no answer within the deadline") -> DeadlineExceeded:
+    """The error of a job that had so much time, with what to do about it."""
+    return DeadlineExceeded(
+        f"{what} ({time_s:.2f} s; the header `X-Shoal-Deadline-Ms` asks for another)"
+    )
+
+
+def fail_item(waiting: Waiting, index: int, failure: Failure) -> None:
+    """Takes in that an item has failed whole: so have its inputs, or the request."""
+    start, end = waiting.spans[index]
+    error = failure.error()
+    if waiting.job.params.partial:
+        add(waiting, index, Part(None, {at: placed(failure, at) for at in range(start, end)}))
+    elif failure.input_index is not None:
+        fail(waiting, placed(failure, start + failure.input_index).error())
+    elif waiting.job.task == "generate" and isinstance(error, CallerError):
+        fail(waiting, placed(failure, start).error())  # such an item has one input
+    elif isinstance(error, DeadlineExceeded):
+        fail(waiting, too_late(waiting.time_s, error.message))
+    else:
+        fail(waiting, error)
 
 
 def keep(waiting: Waiting, index: int, outcome: Outcome, data: bytes) -> None:
