@@ -212,6 +212,7 @@ def test_training_is_the_same_for_the_same_seed(tiny, tmp_path):
         card = write(folder, encoder, pairs, plan, run, trained_pairs=40, price_per_hour=None)
         assert (folder / CARD).is_file()
         made.append(card.digests)
+        assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     assert made[0] == made[1] != made[2]
     with encoder.network.disable_adapter():
         base = open_encoder(tiny, tmp_path, threads=1)
@@ -280,7 +281,8 @@ def test_training_that_makes_it_worse_fails_unless_told_otherwise(tiny, tmp_path
     common = ["tiny", pairs, "--catalog", catalog, "--lr", 0.5, "--batch-size", 4, "--out"]
     done = shoal(*common, tmp_path / "a")
     assert done.returncode == 1, done.stdout
-    assert "no better than its base" in done.stdout
+    assert "no better than its base in rank" in done.stdout
+    assert "AFTER is the best of" in done.stdout
     assert not (tmp_path / "a").exists()
     done = shoal(*common, tmp_path / "b", "--accept-worse")
     assert done.returncode == 0, done.stdout
@@ -299,6 +301,7 @@ def test_extracted_adapter_is_near_the_fine_tuned_model(tmp_path):
         command, cwd=root, capture_output=True, text=True, check=False, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
     from examples.lora_from_finetune.compare import TEXTS
 
     catalog = load(None)

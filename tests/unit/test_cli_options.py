@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from rich.text import Text
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from shoal.catalog.load import load
@@ -74,6 +76,22 @@ def test_help_shows_every_setting_with_variable_and_default(name, kind, monkeypa
     first = [text.index(f"--{main.replace('_', '-')} ") for main in MAIN if main in knobs(kind)]
     others = [text.index(f"{k.flag} ") for k in knobs(kind).values() if k.name not in MAIN]
     assert max(first) < min(others)
+
+
+def helps(command):
+    """Every text of a command's help, and of those below it."""
+    yield command.help or ""
+    yield from (each.help or "" for each in command.params if hasattr(each, "help"))
+    for below in getattr(command, "commands", {}).values():
+        yield from helps(below)
+
+
+def test_help_loses_nothing_between_brackets():
+    """The only markup of a help text is `dim`: other words in brackets would not be shown."""
+    texts = list(helps(get_command(app)))
+    tags = {str(span.style) for text in texts for span in Text.from_markup(text).spans}
+    assert len(texts) > 200
+    assert tags == {"dim"}
 
 
 def test_help_hides_no_command():

@@ -129,7 +129,7 @@ def train_(
     ] = False,
     catalog: CatalogFolder = None,
 ) -> None:
-    """Train an adapter of an embedder on pairs of texts; needs `shoal[torch,train]`."""
+    """Train an adapter of an embedder on pairs of texts; needs the extras torch and train."""
     from shoal.cli.lora_train import Wish, train
     from shoal.train.loop import Plan
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import stat
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -116,15 +117,17 @@ def write(
 
 
 def settle(folder: Path) -> None:
-    """Orders the names in the folder's `adapter_config.json`.
+    """Orders the names in the folder's `adapter_config.json`, and lets others read the weights.
 
     PEFT writes a set, whose order differs from process to process: equal adapters would have
-    unequal files.
+    unequal files. safetensors writes a temporary file and leaves it with that file's mode; the
+    config beside it has the one that new files have here.
     """
     path = folder / CONFIG
     config = msgspec.json.decode(path.read_bytes())
     config["target_modules"] = sorted(config["target_modules"])
     path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+    (folder / WEIGHTS).chmod(stat.S_IMODE(path.stat().st_mode))
 
 
 def cost(seconds: float, price_per_hour: float | None) -> float | None:

@@ -140,7 +140,8 @@ def open_encoder(entry: Entry, cache_dir: Path, *, threads: int) -> Encoder:
         from transformers.utils import logging
     except ImportError as error:
         raise OperatorError(
-            f"{error}; what training needs comes with: pip install 'shoal[torch,train]'"
+            f"{error}; what training needs comes with the extras torch and train: in Shoal's "
+            "folder `make install EXTRAS=\"torch train\"`, or `pip install -e '.[torch,train]'`"
         ) from error
     folder = Path(model_spec(entry, cache_dir).path)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):

@@ -77,8 +77,11 @@ class Run:
 
     @property
     def better(self) -> bool:
-        """Whether held-out pairs are found better than by the base, or as well and are nearer."""
-        return self.best is not None and _rank(self.best.measures) > _rank(self.before)
+        """Whether held-out pairs are found at better ranks than by the base.
+
+        That they are nearer to one another is not enough: nobody who searches would notice.
+        """
+        return self.best is not None and _ranks(self.best.measures) > _ranks(self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class Training:
             measured = Measured(step, measures)
             self._on_step(measured)
             run.measured.append(measured)
-            if run.best is None or _rank(measures) > _rank(run.best.measures):
+            if run.best is None or _worth(measures) > _worth(run.best.measures):
                 run.best = measured
                 kept = [each.detach().clone() for each in weights]
             if measures.mrr < _COLLAPSED * run.before.mrr:
@@ -245,6 +248,11 @@ def others_that_are_right(pairs: Sequence[Pair]) -> list[list[bool]]:
     ]
 
 
-def _rank(measures: Measures) -> tuple[float, float]:
-    """What makes one state better than another."""
-    return (measures.mrr, measures.cosine - measures.cosine_others)
+def _ranks(measures: Measures) -> tuple[float, float]:
+    """At which ranks positives are found: the mean first, then how many are at the first."""
+    return (measures.mrr, measures.recall_at_1)
+
+
+def _worth(measures: Measures) -> tuple[float, float, float]:
+    """What makes one state better than another; between equal ranks how far apart they are."""
+    return (*_ranks(measures), measures.cosine - measures.cosine_others)
