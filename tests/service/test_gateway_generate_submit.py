@@ -159,6 +159,27 @@ def test_submit_stream_of_a_conversation_travels_whole():
     run(main())
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_submit_learns_what_texts_usually_cost(stream):
+    """After texts that are short, a further one of that model is expected to be short, too."""
+
+    async def main():
+        async with Place() as place:
+            costs_tokens = []
+            for _ in range(3):
+                job = place.job("a", stream=stream)
+                asking = Reader(place, job).task if stream else place.submitter.run(job)
+                task = asyncio.ensure_future(asking)
+                (item,) = await place.take(1)
+                costs_tokens.append(item.cost_tokens)
+                await place.end(item, "short")
+                await task
+            assert costs_tokens == sorted(costs_tokens, reverse=True)
+            assert costs_tokens[-1] < costs_tokens[0] / 2
+
+    run(main())
+
+
 def test_submit_stream_pieces_come_as_they_are_sent():
     """Each piece is there before the next is sent, and the item waits until its end."""
 

@@ -8,7 +8,7 @@ import pytest
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.gateway import chat, completions, generate
 from shoal.gateway.ask import ask
-from shoal.gateway.costs import EXPECTED_TOKENS, costs
+from shoal.gateway.costs import EXPECTED_TOKENS, MAX_LEARNT, TextLengths, costs
 from shoal.gateway.forms import JSON, MSGPACK, Reader
 from shoal.gateway.generation import (
     MAX_CHOICES,
@@ -303,13 +303,48 @@ def test_generation_faults_of_workers_get_the_names_of_the_request():
 
 def test_generation_cost_is_what_is_read_and_what_may_be_expected():
     """A bound below the usual length counts as it is; a higher one, or none, as the usual."""
-    (short,), _ = costs(job(PLAIN, max_tokens=10), 1.0)
-    (long,), _ = costs(job(PLAIN, max_tokens=10_000), 1.0)
-    (unbounded,), _ = costs(job(NATIVE), 1.0)
+    usual = TextLengths().usual_tokens("writer@1")
+    (short,), _ = costs(job(PLAIN, max_tokens=10), 1.0, usual)
+    (long,), _ = costs(job(PLAIN, max_tokens=10_000), 1.0, usual)
+    (unbounded,), _ = costs(job(NATIVE), 1.0, usual)
     assert short == len("hello") + 10
     assert long == unbounded == len("hello") + EXPECTED_TOKENS
-    assert costs(job(CHAT, n=2), 1.0)[0][0] > unbounded
-    assert len(costs(job(CHAT, n=2), 1.0)[0]) == 2
+    assert costs(job(CHAT, n=2), 1.0, usual)[0][0] > unbounded
+    assert len(costs(job(CHAT, n=2), 1.0, usual)[0]) == 2
+
+
+def test_generation_usual_length_is_learnt_of_each_model():
+    """It comes near what a model's texts have, and follows when they change; models are apart."""
+    lengths = TextLengths()
+    for tokens in (40, 400):
+        for _ in range(200):
+            lengths.learn("a@1", text(tokens=tokens))
+        assert lengths.usual_tokens("a@1") == tokens
+    assert lengths.usual_tokens("b@1") == EXPECTED_TOKENS
+
+
+def test_generation_usual_length_is_not_that_of_texts_cut_short():
+    """Texts that end at their bound below the usual length leave it; above, they raise it."""
+    lengths = TextLengths()
+    lengths.learn("a@1", text(tokens=100))
+    usual = lengths.usual_tokens("a@1")
+    lengths.learn("a@1", text(tokens=5, finish_reason="length"))
+    assert lengths.usual_tokens("a@1") == usual
+    lengths.learn("a@1", text(tokens=5_000, finish_reason="length"))
+    assert lengths.usual_tokens("a@1") > usual
+
+
+def test_generation_usual_lengths_are_kept_of_so_many_models():
+    """Beyond the bound the model is forgotten of which nothing has come for longest."""
+    lengths = TextLengths()
+    for n in range(MAX_LEARNT):
+        lengths.learn(f"m{n}", text(tokens=10))
+    learnt = lengths.usual_tokens("m0")
+    lengths.learn("m0", text(tokens=10))
+    lengths.learn("one more", text(tokens=10))
+    assert len(lengths) == MAX_LEARNT
+    assert lengths.usual_tokens("m0") < learnt
+    assert lengths.usual_tokens("m1") == EXPECTED_TOKENS
 
 
 def test_generation_readers_take_both_forms():

@@ -26,10 +26,10 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.gateway.backlog import BacklogBook
-from shoal.gateway.costs import costs
+from shoal.gateway.costs import TextLengths, costs
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.growth import Growth
-from shoal.gateway.jobs import Answer, Grown, Job
+from shoal.gateway.jobs import Answer, End, Grown, Job
 from shoal.gateway.waiting import Waiting, fail, fail_item, join, keep, too_late
 from shoal.queue.interface import Queue
 from shoal.settings import GatewaySettings
@@ -45,7 +45,7 @@ from shoal.wire.envelope import (
     decode_outcome,
     encode,
 )
-from shoal.wire.generation import Piece
+from shoal.wire.generation import Piece, unpack
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Submitter:
         self._fleet = fleet
         self._backlog = backlog
         self._settings = settings
+        self._lengths = TextLengths()
         self._id = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
         self._waiting: dict[str, tuple[Waiting, int]] = {}
@@ -97,7 +98,11 @@ class Submitter:
                 if waiting.done.done():
                     break  # refused already: the rest need not be sent
             await waiting.done
-            return join(waiting.gather.parts())
+            answer = join(waiting.gather.parts())
+            if job.task == "generate":
+                for record in answer.result.records:
+                    self._lengths.learn(job.entry.key, unpack(record))
+            return answer
         finally:
             self._end(waiting)
             await self._withdraw(waiting)
@@ -117,8 +122,10 @@ class Submitter:
                 if not waiting.done.done():
                     await growth.changed.wait()
                 ended = waiting.done.done()
-                for grown in growth.take():
-                    yield grown
+                for index, grown in growth.take():
+                    if isinstance(grown, End):
+                        self._lengths.learn(job.entry.key, grown.generated)
+                    yield index, grown
             waiting.done.result()
         finally:
             self._end(waiting)
@@ -138,7 +145,9 @@ class Submitter:
         self._fleet.check(job.entry)
         model, lane = job.entry.key, job.lane
         seen = self._fleet.rates(model).bytes_per_token
-        costs_tokens, shared_tokens = costs(job, seen or job.entry.profile.bytes_per_token)
+        costs_tokens, shared_tokens = costs(
+            *(job, seen or job.entry.profile.bytes_per_token, self._lengths.usual_tokens(model))
+        )
         alone = job.inputs.blobs or job.task == "generate"
         cuts = spans(
             costs_tokens,
