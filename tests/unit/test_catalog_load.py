@@ -67,7 +67,7 @@ def test_load_reads_adapters_beside_models(tmp_path):
     [
         (("base: tiny", "base: tny"), 2, "no model of the catalog has the id `tny`"),
         (("name: formal", "name: '1'"), 2, "that is the name of revision `1` of `tiny`"),
-        (("name: formal", "name: a@b"), 1, "name: Expected `str` matching regex"),
+        (("name: formal", "name: a@b"), 1, "name: `a@b` must be a letter"),
         (("source: file:///formal", "source: formal"), 3, "source: `formal` must be"),
         (("source: file:///formal", "rank: 4"), 1, "`source` is missing"),
         (("name: formal", "name: formal\nrank: 4"), 2, "unknown key `rank`"),

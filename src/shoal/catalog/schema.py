@@ -25,7 +25,17 @@ ModelId = Annotated[
     ),
 ]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
-Revision = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+Revision = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=64,
+        extra={
+            "expected": "a letter or digit, then letters, digits, `.`, `_` and `-`; 64 characters "
+            "at most"
+        },
+    ),
+]
 Source = Annotated[
     str,
     Meta(
@@ -42,7 +52,14 @@ Digest = Annotated[
 Link = Annotated[
     str, Meta(pattern=r"^https://\S+$", max_length=400, extra={"expected": "an https:// address"})
 ]
-Pool = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
+Pool = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9-]*$",
+        max_length=32,
+        extra={"expected": "lower-case letters, digits and `-`, 32 characters at most"},
+    ),
+]
 Positive = Annotated[int, Meta(ge=1)]
 
 

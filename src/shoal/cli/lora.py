@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shoal.bundles.shelf import shelf_of
 from shoal.catalog.adapters import adapter_folder
 from shoal.catalog.change import difference, plain_entry
 from shoal.catalog.check import shape
@@ -29,6 +30,7 @@ from shoal.catalog.schema import Adapter, Entry
 from shoal.catalog.snapshot import Snapshot
 from shoal.catalog.sources import ADAPTER_FILES, is_remote
 from shoal.catalog.variants import on_runtime, runtimes_of
+from shoal.cli.bundles import settings_of
 from shoal.cli.letters import plain
 from shoal.cli.models_change import How, make
 from shoal.cli.models_cluster import Shelved, look, named, read_shelf
@@ -45,12 +47,15 @@ from shoal.errors import (
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.adapters import read_adapter
 from shoal.runtimes.checkpoint import read_header
-from shoal.runtimes.registry import facts
+from shoal.runtimes.registry import available, facts
 from shoal.wire.envelope import AdapterState, Status
 
 _MIB = 2**20
 _REVISION_DIGITS = 12
 _TITLES = ("ADAPTER", "REVISION", "RESIDENT", "MEMORY", "IDLE", "SOURCE")
+
+# Why a runtime cannot start where the workers are; it is asked with the entry and its name.
+Here = Callable[[Entry, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ def add(reach: Reach, wish: Wish, *, dry_run: bool) -> int:
     """Adds an adapter, or another revision of one; the exit code."""
 
     async def work() -> bool:
+        # A `shoal serve` of its own runs on this machine, and so does its worker.
+        here = usable_here(reach.data_dir) if reach.settings().nats_url is None else None
         async with opened(reach) as queue:
             shelved = await read_shelf(queue)
             try:
-                adapter, notes = await asyncio.to_thread(proposal, wish, shelved.snapshot)
+                adapter, notes = await asyncio.to_thread(proposal, wish, shelved.snapshot, here)
             except ModelUnavailable as error:
                 typer.echo(f"refused: {error.message}", err=True)
                 return False
@@ -88,22 +95,21 @@ def add(reach: Reach, wish: Wish, *, dry_run: bool) -> int:
     return 0 if asyncio.run(work()) else 1
 
 
-def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
+def proposal(wish: Wish, catalog: Snapshot, here: Here | None) -> tuple[Adapter, list[str]]:
     """The adapter that a person means, looked at as far as it can be from here, and notes.
 
-    Raises `SettingsError`, `CatalogError`, and `ModelUnavailable` for files that are no adapter of
-    that model.
+    here: why a runtime cannot start on the workers' machine, by its name, where that is this one;
+    None where the workers are elsewhere. Raises `SettingsError`, `CatalogError`, and
+    `ModelUnavailable` for files that are no adapter of that model.
     """
     model, at, name = wish.name.rpartition("@")
     if not at:
         raise SettingsError(f"`{wish.name}`: an adapter is named BASE@NAME, by its model first")
     base = named(catalog, model)
-    runtimes = runtimes_of(base)
-    if not any(_may_adapt(on_runtime(base, runtime)) for runtime in runtimes):
-        raise CatalogError(
-            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters for it; another "
-            "entry of it could run on torch, or have its option `max_adapters`"
-        )
+    runtime = _adapting(base, here)
+    notes: list[str] = []
+    if runtime != base.runtime and not any(a.base == base.id for a in catalog.adapters):
+        notes.append(f"{base.id} moves from {base.runtime} to {runtime}, which takes adapters")
     before = next((each for each in catalog.adapters if each.id == f"{base.id}@{name}"), None)
     wanted = {
         "name": name,
@@ -119,21 +125,66 @@ def proposal(wish: Wish, catalog: Snapshot) -> tuple[Adapter, list[str]]:
         raise CatalogError("; ".join(f"{fault.path}: {fault.what}" for fault in faults))
     adapter = msgspec.convert(wanted, Adapter)
     if is_remote(adapter.source):
-        return adapter, ["its files are looked at where it is loaded first"]
+        return adapter, [*notes, "its files are looked at where it is loaded first"]
     try:
         folder = adapter_folder(adapter, None)
     except WeightsMissing as error:
-        return adapter, [f"its files cannot be looked at from here: {error.message}"]
-    return _looked_at(adapter, folder, base, wish)
+        if here is not None:
+            raise
+        return adapter, [*notes, f"its files cannot be looked at from here: {error.message}"]
+    adapter, more = _looked_at(adapter, folder, on_runtime(base, runtime), wish)
+    return adapter, notes + more
+
+
+def usable_here(data_dir: Path | None) -> Here:
+    """Why a runtime cannot start in a `shoal serve` of this machine; None where it can."""
+    bundles = shelf_of(settings_of(data_dir))
+
+    def why_not(entry: Entry, runtime: str) -> str | None:
+        try:
+            missing = available(runtime)
+        except RuntimeUnavailable as error:
+            return error.message
+        bundle = bundles.of(runtime)
+        if missing is None or bundle is None:
+            return missing
+        # Only the bundle of an entry's own runtime is built unasked.
+        built = bundles.is_built(bundle) or runtime == entry.runtime
+        return None if built else f"its bundle is not built: {bundles.cure(bundle)}"
+
+    return why_not
+
+
+def _adapting(base: Entry, here: Here | None) -> str:
+    """The first runtime of a model that takes adapters for it and can start.
+
+    Raises `CatalogError` where there is none.
+    """
+    runtimes = runtimes_of(base)
+    adapting = [name for name in runtimes if _may_adapt(on_runtime(base, name))]
+    if not adapting:
+        raise CatalogError(
+            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters for it; another "
+            "entry of it could run on torch, or have its option `max_adapters`"
+        )
+    if here is None:
+        return adapting[0]
+    reasons = {name: here(base, name) for name in adapting}
+    usable = [name for name, why_not in reasons.items() if why_not is None]
+    if not usable:
+        said = "; ".join(f"{name} would take them: {why}" for name, why in reasons.items())
+        raise CatalogError(f"`{base.id}` takes no adapters with what is installed here: {said}")
+    return usable[0]
 
 
 def _may_adapt(base: Entry) -> bool:
     try:
         adapts = facts(base.runtime).adapts
         weights = base.weights or base.source
-        return adapts is not None and adapts.most(base.tasks, weights, base.options) > 0
+        most = adapts.most(base.tasks, weights, base.options, base.family) if adapts else 0
     except RuntimeUnavailable:  # it is not here, and the workers may have it
         return True
+    return most > 0
 
 
 def _digest(text: str) -> tuple[str, str]:
@@ -157,16 +208,27 @@ def _looked_at(
     )
     file = read_adapter(AdapterSpec(adapter.key, str(folder)))
     shapes = _shapes(base)
-    for module, pair in file.pairs.items():
-        own = f".{module}.weight"
-        stored = next((name for name in shapes if f".{name}".endswith(own)), None)
+    for module, pair in file.pairs.items() if shapes else ():
+        stored = _stored(module, shapes)
+        if stored is None:
+            raise ModelUnavailable(
+                f"{adapter.id}: {module} is no linear map of `{base.id}`: the adapter is of "
+                "another base"
+            )
         made_for = [len(pair.b), pair.a.shape[1]]
-        if stored is not None and sorted(shapes[stored]) != sorted(made_for):
+        if sorted(shapes[stored]) != sorted(made_for):
             raise ModelUnavailable(
                 f"{adapter.id}: {module} is for a map of {made_for}, and {stored} of `{base.id}` "
                 f"is {shapes[stored]}: the adapter is of another base"
             )
     return adapter, [] if shapes else ["the base's weights cannot be compared from here"]
+
+
+def _stored(module: str, shapes: Iterable[str]) -> str | None:
+    """The tensor of a module, by its name in the file: either may have a prefix more."""
+    own = f".{module}.weight"
+    fitting = [name for name in shapes if f".{name}".endswith(own) or own.endswith(f".{name}")]
+    return max(fitting, key=len, default=None)
 
 
 def _sha256(path: Path) -> str:

@@ -30,7 +30,7 @@ from rich.table import Table
 from shoal.catalog.load import load
 from shoal.catalog.snapshot import Snapshot
 from shoal.cli.lora import Wish as Addition
-from shoal.cli.lora import proposal
+from shoal.cli.lora import proposal, usable_here
 from shoal.clock import monotonic
 from shoal.errors import ShoalError
 from shoal.settings import let_threads_sleep
@@ -83,7 +83,7 @@ def train(wish: Wish, plan: Plan) -> int:
             run = training.run(wish.pairs, parts, wish.rank, alpha=2 * wish.rank)
         _report(console, run, wish.price_per_hour)
         if not run.better:
-            console.print("It is no better than its base.", style="bold")
+            console.print("It is no better than its base in rank.", style="bold")
         if run.best is None or not (run.better or wish.accept_worse):
             console.print("Nothing is written; --accept-worse would write the best state.")
             return 1
@@ -96,13 +96,15 @@ def train(wish: Wish, plan: Plan) -> int:
             trained_pairs=len(parts.trained),
             price_per_hour=wish.price_per_hour,
         )
-    console.print(f"Adapter: {wish.out}\nServe it:", soft_wrap=True)
+    where = "in the folder of the server, or with its --data-dir"
+    console.print(f"Adapter: {wish.out}\nServe it ({where}):", soft_wrap=True, markup=False)
     name = f"{entry.id}@{wish.out.resolve().name}"
     command = _command(name, wish.out, card.digests)
     console.print(f"  {command}", soft_wrap=True, markup=False)
     why_not = _refusal(name, wish.out, catalog)
     if why_not:
-        console.print(f"note: as the catalog is, it will be refused: {why_not}", soft_wrap=True)
+        note = f"note: as the catalog is, it will be refused: {why_not}"
+        console.print(note, soft_wrap=True, markup=False)
     return 0
 
 
@@ -117,7 +119,8 @@ def _command(name: str, folder: Path, digests: Mapping[str, str]) -> str:
 def _refusal(name: str, folder: Path, catalog: Snapshot) -> str | None:
     """Why that command would refuse the adapter, as far as is known without the cluster."""
     try:
-        proposal(Addition(name, str(folder.resolve()), None, [], None, None), catalog)
+        wish = Addition(name, str(folder.resolve()), None, [], None, None)
+        proposal(wish, catalog, usable_here(None))
     except ShoalError as error:
         return error.message
     return None
@@ -202,6 +205,12 @@ def _report(console: Console, run: Run, price_per_hour: float | None) -> None:
     paid = "" if price is None else f", {price:.4f} at {price_per_hour:g} per hour"
     kept = f"; kept: step {run.best.step.number} of {run.best.step.of}" if run.best else ""
     console.print(f"{run.trained_s:.1f} s{paid}{kept}")
+    if len(run.measured) > 1:
+        console.print(
+            f"AFTER is the best of {len(run.measured)} measures on these same pairs, so it is a "
+            "little flattered.",
+            soft_wrap=True,
+        )
 
 
 def _figure(measures: Measures | None, name: str) -> str:

@@ -93,4 +93,5 @@ class Installed:
         adapts = self._facts.get(entry.runtime, Facts()).adapts
         if adapts is None:
             return 0
-        return adapts.most(entry.tasks, entry.weights or entry.source, entry.options)
+        weights = entry.weights or entry.source
+        return adapts.most(entry.tasks, weights, entry.options, entry.family)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from shoal.core.types import TEXT_TASKS, Task
 from shoal.errors import ModelUnavailable, RunFailed, RuntimeUnavailable
+from shoal.ipc.facts import Adapts
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.adapters import AdapterFile, read_adapter
 from shoal.runtimes.bert import read_config
@@ -48,6 +49,7 @@ class TorchRuntime:
     name = "torch"
     needs: ClassVar[dict[str, str]] = {"torch": "pip install 'shoal[torch]'"}
     tasks: ClassVar[tuple[Task, ...]] = TEXT_TASKS
+    adapts: ClassVar[Adapts] = Adapts(bare_families=[*IMAGES, *OWN])
 
     def __init__(self, *, device: str, threads: int) -> None:
         import torch
