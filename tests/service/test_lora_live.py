@@ -154,6 +154,15 @@ def test_lora_added_adapter_is_served_fresh_and_gone_when_removed(serve, lora, t
     assert card["description"] == "A tone."
     assert f"= {second}" in lora("add", "base@tone", "--source", folder)[1]
 
+    where = ["--data-dir", str(serve.folder / "data")]
+    shown = CliRunner().invoke(app, ["models", "show", "alias@tone", *where]).output
+    assert "description: A tone." in shown
+    assert f"revision {second.rpartition('@')[2]}, by a command" in shown
+    assert "base@1  resident on cpu#0" in shown
+    kept = CliRunner().invoke(app, ["models", "remove", "base", *where])
+    assert kept.exit_code == 1
+    assert "model `base` still has 2 adapters" in kept.output
+
     assert lora("remove", "base@tone")[0] == 0
     message = _soon(serve, "base@kep", 404).json()["message"]
     assert message == "model `base` has no revision or adapter `kep`, did you mean `kept`?"

@@ -192,7 +192,14 @@ def test_adapter_needs_its_model_and_a_name_of_its_own():
     assert "no model of the catalog has the id `b`" in clashes([a, _adapter(base="b")])["b@x"]
     assert "the name of revision `1` of `a`" in clashes([a, _adapter("1")])["a@1"]
     assert refusals(difference([_adapter()], []), others=[a]) == []
-    assert "the id `a`" in refusals(difference([], [a]), others=[_adapter()])[0]
+    assert refusals(difference([], [a]), others=[_adapter()]) == [
+        "model `a` still has an adapter; before it: shoal lora remove a@x"
+    ]
+    many = [_adapter(f"t{n}") for n in range(30)]
+    (said,) = refusals(difference([], [a]), others=many)
+    assert "still has 30 adapters; before it: shoal lora remove a@t0 a@t1 " in said
+    assert said.endswith(" ...")
+    assert refusals(difference([], [a, *many])) == []
     rolled = difference([replace(a, revision="x")], [a])
     assert "the name of revision `x`" in refusals(rolled, others=[_adapter()])[0]
 

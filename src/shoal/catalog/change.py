@@ -21,6 +21,8 @@ from shoal.errors import CatalogError
 
 Origin = Literal["folder", "command"]
 
+_SHOWN = 10  # adapters in a message
+
 # What may change while a revision is being served: none of it changes an answer or what a line's
 # items were prepared for. Every other field, also one that is yet to come, is bound to a revision.
 LIVE_FIELDS = frozenset(
@@ -170,8 +172,26 @@ def refusals(changes: Changes, others: Iterable[AnyEntry] = ()) -> list[str]:
         for finding in sense(entry)
     ]
     gone = {entry.id for entry in changes.removed}
-    names = clashes([*(entry for entry in others if entry.id not in gone), *after])
-    return [*reasons, *not_live(changes), *names.values()]
+    staying = [*(entry for entry in others if entry.id not in gone), *after]
+    left = _left_behind(changes.removed, staying)
+    names = clashes(entry for entry in staying if entry.id not in left)
+    return [*reasons, *not_live(changes), *dict.fromkeys(left.values()), *names.values()]
+
+
+def _left_behind(removed: Iterable[AnyEntry], staying: Iterable[AnyEntry]) -> dict[str, str]:
+    """The adapters whose models would go without them: their ids, each with the reason."""
+    gone = {entry.id for entry in removed if isinstance(entry, Entry)}
+    by_base: dict[str, list[str]] = {}
+    for adapter in parted(staying)[1]:
+        if adapter.base in gone:
+            by_base.setdefault(adapter.base, []).append(adapter.id)
+    out: dict[str, str] = {}
+    for base, names in by_base.items():
+        shown = " ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
+        count = "an adapter" if len(names) == 1 else f"{len(names)} adapters"
+        why = f"model `{base}` still has {count}; before it: shoal lora remove {shown}"
+        out |= dict.fromkeys(names, why)
+    return out
 
 
 def not_live(changes: Changes) -> list[str]:

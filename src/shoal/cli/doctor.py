@@ -14,7 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from shoal.bundles.shelf import Shelf
 from shoal.catalog.load import BUILTIN, load
+from shoal.cli.bundles import shelf
 from shoal.cli.models import why_unusable
 from shoal.errors import CatalogError, OperatorError, RuntimeUnavailable
 from shoal.queue.server import find_binary
@@ -33,11 +35,11 @@ class Check:
     fatal: bool = False
 
 
-def examine(catalog: Path | None, host: str, port: int) -> int:
+def examine(catalog: Path | None, host: str, port: int, *, data_dir: Path | None = None) -> int:
     """Prints every check; the exit code is 1 when `shoal serve` could not work."""
     console = Console(highlight=False)
     failed = False
-    for check in checks(catalog, host, port):
+    for check in checks(catalog, host, port, shelf(data_dir, None, None)):
         failed = failed or (check.fatal and not check.good)
         mark = "[green]ok  [/]" if check.good else "[red]FAIL[/]" if check.fatal else "note"
         console.print(f"{mark} {check.what}: ", end="")
@@ -46,12 +48,15 @@ def examine(catalog: Path | None, host: str, port: int) -> int:
     return 1 if failed else 0
 
 
-def checks(catalog: Path | None, host: str, port: int) -> Iterator[Check]:
-    """All checks, in the order in which they would stop `shoal serve`."""
+def checks(catalog: Path | None, host: str, port: int, bundles: Shelf) -> Iterator[Check]:
+    """All checks, in the order in which they would stop `shoal serve`.
+
+    bundles: those that it would start runtimes in.
+    """
     version = ".".join(map(str, sys.version_info[:3]))
     yield Check("Python", version, sys.version_info >= MIN_PYTHON, fatal=True)
     yield _broker()
-    yield from _runtimes()
+    yield from _runtimes(bundles)
     yield from _models(catalog)
     yield _port(host, port)
 
@@ -67,13 +72,21 @@ def _broker() -> Check:
     return Check("broker", f"{done.stdout.strip()} ({binary})", good=True, fatal=True)
 
 
-def _runtimes() -> Iterator[Check]:
+def _runtimes(bundles: Shelf) -> Iterator[Check]:
     for name in names():
         try:
             reason = available(name)
         except RuntimeUnavailable as error:
             reason = error.message
-        yield Check(f"runtime {name}", reason or "installed", reason is None)
+        bundle = bundles.of(name)
+        if reason is None or bundle is None:
+            yield Check(f"runtime {name}", reason or "installed", reason is None)
+        elif bundles.is_built(bundle):
+            yield Check(f"runtime {name}", f"in its bundle, {bundles.place(bundle)}", good=True)
+        else:
+            when = "the first model that names it as its own has it built, or"
+            found = f"its bundle is not built yet: {when} {bundles.cure(bundle)}"
+            yield Check(f"runtime {name}", found, good=False)
 
 
 def _models(catalog: Path | None) -> Iterator[Check]:

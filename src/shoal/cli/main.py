@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from shoal.cli.bundles_app import DataDir as BuildsIn
 from shoal.cli.bundles_app import bundles_app
 from shoal.cli.dead import dead_app
 from shoal.cli.lora_app import lora_app
@@ -154,11 +155,12 @@ def doctor(
     catalog: CatalogFolder = None,
     host: Annotated[str, typer.Option(help="Address that `serve` would listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port that `serve` would listen on.")] = 8080,
+    data_dir: BuildsIn = None,
 ) -> None:
     """Check what `shoal serve` needs on this machine, and name what is missing."""
     from shoal.cli.doctor import examine
 
-    raise typer.Exit(examine(catalog, host, port))
+    raise typer.Exit(examine(catalog, host, port, data_dir=data_dir))
 
 
 @app.command("plan")

@@ -71,7 +71,9 @@ def list_(
 
 @models_app.command("show")
 def show_(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Id, alias, or id@revision.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Id, alias, id@revision, or model@adapter.")
+    ],
     *,
     nats_url: Url = None,
     pool: Pool = None,

@@ -23,13 +23,14 @@ from rich.text import Text
 from shoal.catalog.change import decode_record, plain_entry, shelf_key
 from shoal.catalog.estimate import memory_mib
 from shoal.catalog.load import field
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Adapter, AnyEntry, Entry
+from shoal.catalog.snapshot import Snapshot
 from shoal.cli.access import read_access
 from shoal.cli.letters import plain
 from shoal.cli.models_cluster import Shelved, hear_all, look, named, phase, read_shelf
 from shoal.cli.reach import Reach, opened
 from shoal.errors import CatalogError, SettingsError
-from shoal.queue.interface import Queue, ShelfRecord
+from shoal.queue.interface import ShelfRecord
 from shoal.wire.envelope import ModelState, Status
 
 TABLE_WIDTH = 200
@@ -223,17 +224,21 @@ def _json(value: Any) -> str:
 
 
 def show_model(reach: Reach, name: str) -> int:
-    """Prints a model's entry, its versions and its state on each worker; the exit code."""
+    """Prints the entry of a model or an adapter, its versions and its state on each worker.
 
-    async def work() -> tuple[Shelved, list[ShelfRecord], list[Status]]:
+    Returns the exit code. Raises `UnknownModel`.
+    """
+
+    async def work() -> tuple[Snapshot, AnyEntry | None, list[ShelfRecord], list[Status]]:
         async with opened(reach) as queue:
-            shelved = await read_shelf(queue)
-            return shelved, await _versions(queue, shelved, name), await hear_all(queue)
+            catalog = (await read_shelf(queue)).snapshot
+            entry = _meant(catalog, name)
+            versions = await queue.catalog.versions(shelf_key(entry.id)) if entry else []
+            return catalog, entry, versions, await hear_all(queue)
 
-    shelved, versions, statuses = asyncio.run(work())
-    entry = shelved.snapshot.get(name)
+    catalog, entry, versions, statuses = asyncio.run(work())
     if entry is None:
-        print(_yaml(field().get(name) or named(shelved.snapshot, name)))
+        print(_yaml(field().get(name) or named(catalog, name)))
         typer.echo(f"a model of the field; `shoal models add {name}` has it served", err=True)
         return 0
     print(_yaml(entry))
@@ -242,21 +247,34 @@ def show_model(reach: Reach, name: str) -> int:
         when = datetime.fromtimestamp(version.at_s, UTC).isoformat(timespec="seconds")
         print(f"  {version.revision:<6} {when}  {_said_of(version)}")
     print("workers")
-    for status in statuses:
-        for state in status.models:
-            if state.model.rpartition("@")[0] == entry.id:
-                print(f"  {status.worker}  {state.model}  {_on_worker(state)}")
-                for runtime, why_not in state.others.items():
-                    print(plain(f"    not by {runtime}: {why_not}"))
+    for line in _places(entry, statuses):
+        print(plain(line))
     return 0
 
 
-async def _versions(queue: Queue, shelved: Shelved, name: str) -> list[ShelfRecord]:
-    entry = shelved.snapshot.get(name)
-    return [] if entry is None else await queue.catalog.versions(shelf_key(entry.id))
+def _meant(catalog: Snapshot, name: str) -> AnyEntry | None:
+    """The model or the adapter of a name; None where the catalog has no such model."""
+    entry = catalog.get(name)
+    if entry is not None or catalog.get(name.partition("@")[0]) is None:
+        return entry
+    found = catalog.find(name)
+    return found.adapter or found.entry
 
 
-def _yaml(entry: Entry) -> str:
+def _places(entry: AnyEntry, statuses: Sequence[Status]) -> Iterator[str]:
+    for status in statuses:
+        for state in status.models:
+            if isinstance(entry, Adapter):
+                for at in (each for each in state.adapters if each.adapter == entry.key):
+                    used = f"{at.memory_bytes / _MIB:.1f} MiB, idle for {duration(at.idle_s)}"
+                    yield f"  {status.worker}  {state.model}  resident on {at.device}, {used}"
+            elif state.model.rpartition("@")[0] == entry.id:
+                yield f"  {status.worker}  {state.model}  {_on_worker(state)}"
+                for runtime, why_not in state.others.items():
+                    yield f"    not by {runtime}: {why_not}"
+
+
+def _yaml(entry: AnyEntry) -> str:
     return yaml.safe_dump(plain_entry(entry), sort_keys=False, allow_unicode=True, width=100)
 
 
