@@ -249,7 +249,8 @@ def test_adapters_make_room_where_memory_is_short(setting):
             roomy = replace(ENTRY, options={"max_adapters": 3})
             spec = ModelSpec(ENTRY.key, "/w", "/c", ["encode"], outputs=["dense"])
             await it.connection.load(replace(spec, options={"adapters_fit": 2}))
-            assert await it.run(a, b, entry=roomy) == [None, None]
+            assert await it.run(a, entry=roomy) == [None]
+            assert await it.run(b, entry=roomy) == [None]
             assert await it.run(c, entry=roomy) == [None]
             assert it.here == {b, c}
             async with it.room._in_use(it.device, roomy, it.connection, {b, c}):
