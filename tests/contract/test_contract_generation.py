@@ -128,7 +128,7 @@ def test_contract_logprobs(speaking: Speaking):
     told = said.generated
     assert len(told.logprobs) == told.tokens
     tokens = "".join(one.token for one in told.logprobs)
-    assert tokens.lstrip() == said.text.lstrip()  # an engine may begin a text without its space
+    assert tokens == said.text
     assert [one for piece in said.pieces for one in piece.logprobs] == told.logprobs
     for one in told.logprobs:
         assert one.logprob <= 0

@@ -19,7 +19,7 @@ from shoal.catalog.change import (
     shelf_key,
 )
 from shoal.catalog.load import load
-from shoal.catalog.schema import Adapter, Entry, Output, Profile
+from shoal.catalog.schema import Adapter, Entry, Output, Profile, Sampling
 from shoal.errors import CatalogError
 
 
@@ -120,6 +120,8 @@ def _other(value):
         return value + 1
     if isinstance(value, str):
         return f"{value}x"
+    if isinstance(value, Sampling):
+        return Sampling(top_k=7)
     return [*value, "x"] if isinstance(value, list) else {**value, "x": "x"}
 
 

@@ -9,14 +9,16 @@ import asyncio
 
 import pytest
 
-from shoal.catalog.schema import Entry, Profile
+from shoal.catalog.check import sense
+from shoal.catalog.schema import Entry, Profile, Sampling
 from shoal.clock import monotonic, wall
 from shoal.core.lanes import parse_lanes
 from shoal.core.types import Item
-from shoal.ipc.messages import RunItem
+from shoal.ipc.messages import RunItem, Traits
 from shoal.queue.interface import QueueLimits
 from shoal.queue.memory import MemoryBroker, MemoryQueue
-from shoal.wire.envelope import Envelope
+from shoal.wire.envelope import Envelope, Inputs, Params
+from shoal.wire.generation import Generation
 from shoal.worker.costs import CostBook
 from shoal.worker.demand import DemandBook
 from shoal.worker.device import Device, Loaded
@@ -24,6 +26,7 @@ from shoal.worker.held import Held, HeldItem
 from shoal.worker.lines import SlotLine
 from shoal.worker.metrics import Metrics
 from shoal.worker.streams import Streams
+from shoal.worker.tokenise import prepare
 from tests.conftest import run
 
 LANES = parse_lanes("interactive:8:100ms:1s,bulk:2:400ms:5s")
@@ -180,3 +183,27 @@ def test_demand_does_not_count_texts_that_have_their_slots():
         book.on_counts(counts, set(), now_s, {"g@1": 4, "gone@1": 7})
     assert book.waiting == {"g@1": 0, "e@1": 2}
     assert (book.waited_s("g@1"), book.waited_s("e@1")) == (0.0, 20.0)
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 0.2), (0.0, 0.0), (1.5, 1.5)])
+def test_texts_are_sampled_as_the_entry_says_where_a_request_does_not(asked, used):
+    """The entry's temperature holds for who names none, and for nobody else."""
+    model = entry(sampling=Sampling(temperature=0.2))
+    envelope = Envelope(
+        *("i", "r", 0, 1, "generate", "g", "1", "interactive", 3, 1),
+        deadline_s=wall() + 9,
+        submitted_s=wall(),
+        reply="nobody",
+        params=Params(generation=Generation(temperature=asked)),
+    )
+    traits = Traits(accepts_ids=False, tasks=["generate"])
+    made = prepare(model, traits, None, envelope, Inputs(texts=["hello"])).run_item
+    assert made is not None
+    assert made.params.generation.temperature == used
+
+
+def test_sampling_is_a_generators():
+    """An entry that does not generate has nothing to sample."""
+    model = Entry("e", ["classify"], "file:///", labels=["a", "b"], sampling=Sampling(top_k=1))
+    assert [finding.path for finding in sense(model)] == ["sampling"]
+    assert not list(sense(entry(sampling=Sampling(top_k=1))))

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields as struct_fields
 
-from shoal.catalog.schema import Adapter, AnyEntry, Entry
+from shoal.catalog.schema import Adapter, AnyEntry, Entry, Sampling
 from shoal.catalog.sources import (
     ADAPTER_FILES,
     TOKENIZER_PICKLE,
@@ -218,6 +218,8 @@ def _other_places(entry: Entry) -> Iterator[Finding]:
 def _generating(entry: Entry) -> Iterator[Finding]:
     if entry.generates and len(entry.tasks) > 1:
         yield Finding("tasks", "a generator has a process of its own: `generate` stands alone")
+    if entry.sampling != Sampling() and not entry.generates:
+        yield Finding("sampling", "is how texts are generated, and `tasks` is not `[generate]`")
     for at, other in enumerate(entry.alternatives):
         others = [entry.runtime, *(a.runtime for a in entry.alternatives[:at])]
         if other.runtime in others:

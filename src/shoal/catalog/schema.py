@@ -100,6 +100,23 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 4.0
 
 
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a generator goes on where a request does not say."""
+
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None,
+        Meta(description="0 takes the likeliest token each time."),
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Choose among the likeliest tokens of so much probability together."),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Choose among so many of the likeliest tokens."),
+    ] = None
+
+
 class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another runtime that serves the same model; what is left out is as in the entry."""
 
@@ -209,6 +226,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     normalize: Annotated[
         bool, Meta(description="Scale dense vectors to length 1 unless a request says otherwise.")
     ] = True
+    sampling: Annotated[
+        Sampling,
+        Meta(
+            description="Of a generator: what holds where a request does not say; what is left "
+            "out here, too, is as the weights' own files say, or the engine."
+        ),
+    ] = Sampling()
     prompts: Annotated[
         dict[str, str],
         Meta(description="Texts put before an input, by name (`query`, `document`)."),

@@ -19,7 +19,7 @@ from typer import rich_utils
 from typer.testing import CliRunner
 
 from shoal.catalog.load import field, load
-from shoal.catalog.schema import Adapter, Alternative, Entry, Output, Profile
+from shoal.catalog.schema import Adapter, Alternative, Entry, Output, Profile, Sampling
 from shoal.cli.docs_runtimes import PAGE, RESULTS, runtimes_page
 from shoal.cli.main import app
 from shoal.errors import Bug
@@ -141,6 +141,7 @@ def catalog_page() -> str:
         Output: "### `outputs.<kind>`",
         HeadSpec: "### `heads.<task>`",
         Profile: "### `profile`",
+        Sampling: "### `sampling`",
         Alternative: "### `alternatives[]`",
         Adapter: "## Fields of an adapter",
     }
@@ -249,6 +250,7 @@ _ANCHORS: dict[Any, str] = {
     HeadSpec: "headstask",
     Output: "outputskind",
     Profile: "profile",
+    Sampling: "sampling",
 }
 
 

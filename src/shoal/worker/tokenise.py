@@ -333,7 +333,15 @@ def _as_text_to_grow(entry: Entry, envelope: Envelope, inputs: Inputs) -> RunIte
     seed = None if asked.seed is None else asked.seed + envelope.index % asked.n
     texts = [turn.content for turn in chat] or inputs.texts
     size_bytes = sum(len(text.encode()) for text in texts)
-    generation = structs.replace(asked, stream=True, seed=seed)
+    usual = entry.sampling
+    generation = structs.replace(
+        asked,
+        stream=True,
+        seed=seed,
+        temperature=usual.temperature if asked.temperature is None else asked.temperature,
+        top_p=usual.top_p if asked.top_p is None else asked.top_p,
+        top_k=usual.top_k if asked.top_k is None else asked.top_k,
+    )
     return RunItem(
         envelope.item,
         envelope.task,

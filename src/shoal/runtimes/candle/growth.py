@@ -75,6 +75,10 @@ class Growth:
             tokens = 1 if usage is None else max(usage.completion_tokens - self._tokens, 1)
             self._tokens += tokens
             text = choice.delta.content or ""
+            if not self._parts and choice.logprobs is not None:
+                # The engine drops the space before the first word, and its token still has it.
+                token = choice.logprobs.token
+                text = token if token.lstrip() == text else text
             reason = choice.finish_reason
             if reason == "length":
                 text = text.rstrip(_CUT)
