@@ -9,6 +9,7 @@ import shutil
 import socket
 import stat
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import psutil
@@ -188,6 +189,30 @@ def test_sglang_server_that_left_is_not_ready_whoever_answers(tiny):
     with pytest.raises(ModelUnavailable, match=rf"left with status 3.*line {LINES - 1}$"):
         server.wait_ready(lambda: "another's answer")
     server.stop()
+
+
+def test_sglang_connection_is_used_once():
+    """A server may close a connection after any answer: the next call does not fail of that."""
+
+    class Once(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.connection.recv(1)  # the next request, or its end
+            self.close_connection = True
+
+    async def twice(contract):
+        await contract.abort("one")
+        await contract.abort("two")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Once) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said(f"http://127.0.0.1:{server.server_port}", "key", twice)
+        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,12 @@ class Contract:
         self._work_s = work_s
         self._control_s = control_s
         # Whoever calls bounds how many calls are open; a pool of ours would let them wait unseen.
+        # None is used twice: the server closes one after a fault of its own, or when it was idle.
         self._http = httpx.AsyncClient(
             base_url=address,
             headers={"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
 

@@ -70,7 +70,8 @@ class Growing:
 class Served:
     """A model with its server. texts: those that grow, by the server's names for them.
 
-    adapters: their bytes by their keys, 0 where the server did not say whether it has one.
+    prompts: None for an encoder. adapters: their bytes by their keys, 0 where the server did not
+    say whether it has one.
     """
 
     spec: ModelSpec
@@ -79,7 +80,7 @@ class Served:
     contract: Contract
     info: ServerInfo
     tokenizer: Any
-    prompts: Prompts
+    prompts: Prompts | None
     limits: Limits
     folder: Path
     memory_bytes: int
@@ -185,7 +186,7 @@ class SglangRuntime:
             )
         return Served(
             *(spec, plan, server, contract, info, tokenizer),
-            prompts=of_folder(spec.key, folder),
+            prompts=None if embedder else of_folder(spec.key, folder),
             limits=Limits(spec.key, spec.max_tokens, most, own_settings(folder), seeds=plan.seeds),
             folder=folder,
             memory_bytes=self._held_bytes(server, info),
@@ -237,6 +238,8 @@ class SglangRuntime:
     def start(self, key: str, item: RunItem, emit: Emit) -> None:
         """Begins a text. Raises `CapacityError` beyond the slots, `InvalidRequest` and its kind."""
         served = self._model(key)
+        if served.prompts is None:
+            raise InvalidRequest(f"{key} does not generate", param="model")
         asked = item.params.generation or Generation()
         prompt = served.prompts.prompt(item)
         ids: list[int] = served.tokenizer.encode(prompt, add_special_tokens=False).ids
