@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.adapted import Adapted
 from tests.contract.adapters import adaptable
-from tests.contract.declared import FIXTURES, GROUPS, UNSUPPORTED, about, claim_of
+from tests.contract.declared import FIXTURES, GROUPS, OPTIONAL, UNSUPPORTED, about, claim_of
 from tests.contract.hosted import Hosted
 from tests.contract.speakers import speaker
 from tests.contract.speaking import Speaking
@@ -27,6 +27,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of one runtime stand together, so that its process is started once."""
+    for item in items:
+        if (tested := about(item)) is not None and tested[1] in OPTIONAL:
+            item.add_marker(pytest.mark.timeout(900))  # each load starts a server
     order = [(group, name) for group, names in GROUPS.items() for name in names]
     at = [i for i, item in enumerate(items) if about(item) is not None]
     ours = sorted((items[i] for i in at), key=lambda item: order.index(about(item)))

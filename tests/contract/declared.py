@@ -13,7 +13,7 @@ from typing import Any
 BATCHES, GENERATION, ADAPTERS = "batches", "generation", "adapters"
 
 GROUPS = {
-    BATCHES: ("onnx", "torch", "candle", "files", "whisper", "spacy", "null"),
+    BATCHES: ("onnx", "torch", "candle", "files", "whisper", "spacy", "null", "sglang"),
     GENERATION: ("candle", "sglang", "null"),
     ADAPTERS: ("torch", "candle", "sglang", "null"),
 }
@@ -44,6 +44,11 @@ UNSUPPORTED: dict[str, dict[str, dict[str, str]]] = {
             "parity": "its numbers mean nothing",
             "over_long": "reads no tokens, so no input is too long",
             "threads": "computes nothing",
+        },
+        "sglang": _NO_TIER
+        | {
+            "cycles": "each load starts another server, and an unload ends it: nothing stays",
+            "threads": "its server computes, in processes of its own",
         },
     },
     GENERATION: {

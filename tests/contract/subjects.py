@@ -24,7 +24,14 @@ from shoal.wire.envelope import Inputs
 from shoal.wire.media import MAX_PIXELS
 from tests.contract.tainted import tainted_encoder, tainted_graph
 from tests.support.files import encoded, page, silence, spoken, wav
-from tests.support.runtime_models import MINILM, ids_of, item, package_path, reference_mean
+from tests.support.runtime_models import (
+    MINILM,
+    ids_of,
+    item,
+    package_path,
+    reference_hidden,
+    reference_mean,
+)
 
 TEXTS = (
     "hello",
@@ -96,7 +103,9 @@ def _encoder(runtime: str) -> Subject:
     entries = [
         replace(demo(model), runtime=runtime) for model in ("all-minilm-l6-v2", "sre-minilm")
     ]
-    if runtime == "candle":  # which takes texts: one that is too long reaches it
+    if runtime == "sglang":  # which only encodes, and pools BERT by its first token
+        entries = [replace(entry, tasks=["encode"], pooling="cls") for entry in entries]
+    if runtime in ("candle", "sglang"):  # which take texts: one that is too long reaches them
         poison = RunItem("i", "encode", [300], texts=["word " * 300])
     else:
         poison = item("i", [[101, 65_000, 102]])
@@ -111,7 +120,7 @@ def _encoder(runtime: str) -> Subject:
         tainted=lambda folder: Tainted(
             tainted_encoder(entries[0], folder), good=_texts("w7 w8 w9"), bad=_texts("w7 w13")
         ),
-        reference=_vectors,
+        reference=_first_tokens if runtime == "sglang" else _vectors,
     )
 
 
@@ -120,6 +129,12 @@ def _vectors() -> list[list[np.ndarray]]:
     """By transformers, each text alone."""
     folder = package_path(MINILM)
     return [[reference_mean(folder, ids)] for ids in ids_of(folder, *TEXTS)]
+
+
+def _first_tokens() -> list[list[np.ndarray]]:
+    """By transformers, the vector of each text's first token."""
+    folder = package_path(MINILM)
+    return [[reference_hidden(folder, ids)[0]] for ids in ids_of(folder, *TEXTS)]
 
 
 def _files() -> Subject:
