@@ -164,8 +164,9 @@ def _adapting(base: Entry, here: Here | None) -> str:
     adapting = [name for name in runtimes if _may_adapt(on_runtime(base, name))]
     if not adapting:
         raise CatalogError(
-            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters for it; another "
-            "entry of it could run on torch, or have its option `max_adapters`"
+            f"`{base.id}` runs on {' or '.join(runtimes)}, which takes no adapters for it: that "
+            "needs safetensors of a text model, on torch, candle or sglang (where the option "
+            "`max_adapters` says how many)"
         )
     if here is None:
         return adapting[0]
