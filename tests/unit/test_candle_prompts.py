@@ -9,7 +9,7 @@ import pytest
 from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.ipc.messages import RunItem
 from shoal.runtimes.candle.gguf import MAX_HEAD_BYTES, read_fields
-from shoal.runtimes.candle.prompts import Prompts, of_gguf
+from shoal.runtimes.prompts import Prompts, of_gguf
 from shoal.wire.generation import ChatMessage
 
 FIELDS = {

