@@ -227,7 +227,8 @@ def test_generate_stream_with_an_idempotency_key_is_refused(served):
 def test_generate_client_that_leaves_in_mid_stream_ends_its_texts(served, prompt, requests):
     """A connection that ends cancels the stream at once, also where a request waits behind it."""
     before = len(served.submits.cancelled)
-    request = post({"model": "writer", "prompt": prompt, "stream": True}, path=PLAIN)
+    body = {"model": "writer", "prompt": prompt, "max_tokens": 100_000, "stream": True}
+    request = post(body, path=PLAIN)
     with connect(served.port, receive_bytes=4096) as peer:
         peer.sendall(request * requests)
         got = b""
