@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -17,6 +18,7 @@ from tests.support.shoal_process import Serve
 GENERATORS = {
     "words": "{tokens: 12}",
     "narrow": "{tokens: 5000, token_s: 0.005, slots: 1}",
+    "crowded": "{tokens: 20, token_s: 0.05, slots: 4}",
     "fragile": "{tokens: 20, token_s: 0.05, crash: dynamite}",
 }
 NATIVE, PLAIN = "/v1/generate", "/v1/completions"
@@ -175,6 +177,43 @@ def test_serve_generate_deadline_in_mid_stream_is_an_error_event(server):
     assert 0.5 < float(told[1]) <= 0.7
     assert words("late", 5000).startswith("".join(piece["text"] for piece in pieces))
     assert generate(server, model="narrow", inputs="x", max_tokens=1).status_code == 200
+
+
+def test_serve_generate_overload_is_refused_early_and_free_slots_are_used(server):
+    """Nobody is refused while a slot is free; then whoever cannot be in time hears it at once.
+
+    Until then every text had grown alone, and had all four slots' device to itself.
+    """
+    generate(server, model="crowded", inputs="first")
+    heard_s = time.monotonic() + 2  # by then the gateway has heard of it
+    while time.monotonic() < heard_s:
+        alone_s = generate(server, model="crowded", inputs="alone").elapsed.total_seconds()
+
+    async def ask(client, prompt, time_s, **asked):
+        body = {"model": "crowded", "inputs": prompt, **asked}
+        headers = {"x-shoal-deadline-ms": f"{time_s * 1e3:.0f}"}
+        answer = await client.post(NATIVE, json=body, headers=headers)
+        return answer, answer.elapsed.total_seconds()
+
+    async def main():
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            three = [asyncio.create_task(ask(client, f"{n}", 2 * alone_s)) for n in range(3)]
+            await asyncio.sleep(alone_s / 4)
+            short = await ask(client, "short", alone_s / 2, max_tokens=2)
+            burst = [asyncio.create_task(ask(client, f"b {n}", 4 * alone_s)) for n in range(30)]
+            return short, await asyncio.gather(*three), await asyncio.gather(*burst)
+
+    short, three, burst = asyncio.run(main())
+    assert [answer.status_code for answer, _ in (short, *three)] == [200] * 4
+    statuses = [answer.status_code for answer, _ in burst]
+    assert statuses.count(200) >= 4, statuses
+    assert statuses.count(429) >= 15, statuses
+    # On a busy machine a text may take longer than those before it.
+    assert statuses.count(504) <= statuses.count(200) / 4, statuses
+    for answer, took_s in burst:
+        if answer.status_code == 429:
+            assert took_s < alone_s
+            assert 1 <= int(answer.headers["retry-after"]) <= 30 * alone_s
 
 
 def test_serve_generate_card_names_the_routes(server):

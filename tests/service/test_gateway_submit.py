@@ -362,7 +362,7 @@ def test_submit_gateways_count_one_anothers_work():
             await place.queue.hear("backlog", place.book.on_backlog)
             beat = asyncio.create_task(place.book.run(place.queue))
             other = BacklogBook(Fleet(), lambda: Snapshot([]), parse_lanes(DEFAULT_LANES), name="o")
-            other.add("interactive", "m@1", 20_000)
+            other.add("interactive", "m@1", 20_000, 1)
             await place.hand.tell("backlog", encode(other.message()))
             await until(lambda: len(said) == 2)
             with pytest.raises(Overloaded):

@@ -121,6 +121,21 @@ def test_slots_use_fewer_when_a_token_takes_too_long() -> None:
     assert slots.room("interactive") == 2
 
 
+def test_slots_say_how_many_texts_a_copy_has_at_once() -> None:
+    """Its slots; fewer where a usual text's share of its memory is larger, or a token too slow."""
+    slots = Slots(LANES, max_token_s=0.1)
+    slots.open("a", 4)
+    slots.take(_text("0"), "a")
+    assert slots.at_once("a") == 4
+    slots.give("0", tokens=5, token_s=0.2)
+    assert slots.at_once("a") < 4
+    assert slots.at_once("gone") == 0
+    small = Slots(LANES)
+    small.open("b", 4, kv_tokens=1_000)
+    small.take(_text("1", prompt=400), "b")
+    assert small.at_once("b") == 2
+
+
 def test_slots_forget_the_texts_of_a_copy_that_is_gone() -> None:
     """A lost copy's texts hold nothing, and a new copy of its name begins empty."""
     slots = Slots(LANES)

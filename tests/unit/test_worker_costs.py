@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.catalog.schema import Entry, Profile
@@ -63,6 +64,17 @@ def run_batch(book, tokens, padded, took_s):
     work = Work(padded, 64 * padded)
     book.on_batch(ENTRY, Batch("m", "interactive", items, work, 1.0, 0), took_s)
     book.model(ENTRY).observe(work, took_s)
+
+
+def test_cost_book_text_costs_the_share_of_its_slot(tmp_path):
+    """A text that grew alone in one of four slots costs a backlog a quarter of its time."""
+    book = CostBook(tmp_path / "costs.json", "cpu x2")
+    writer = msgspec.structs.replace(ENTRY, tasks=["generate"])
+    book.on_text_grown(writer, 100, 2.0, 4)
+    assert book.token_s(writer) == pytest.approx(2.0 / 100 / 4)
+    for _ in range(50):
+        book.on_text_grown(writer, 100, 6.0, 4)
+    assert book.token_s(writer) == pytest.approx(6.0 / 100 / 4, rel=0.01)
 
 
 def test_cost_book_small_batches_do_not_make_a_token_dear(tmp_path):

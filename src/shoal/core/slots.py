@@ -98,6 +98,14 @@ class Slots:
         """How many texts grow."""
         return len(self._places)
 
+    def at_once(self, copy: str) -> int:
+        """How many texts a copy has at once when there are plenty, if they are like those before.
+
+        0 where there is no such copy.
+        """
+        found = self._copies.get(copy)
+        return 0 if found is None else len(found.texts) + self._room(found, 0)
+
     def room(self, lane: Lane, open_copies: Mapping[str, bool] | None = None) -> int:
         """How many more texts of a lane could begin now, if they are like those before."""
         return sum(

@@ -1,9 +1,9 @@
 """How much work is before a new job, and whether the job can still be in time.
 
-Owns the count of useful tokens that this gateway waits for, by lane and model (exact: counted at
-submit and at each item's end), what other gateways last said of theirs, the step from tokens to
-device seconds, and the refusal. Does not own the bound (`shoal.core.admission`) or the workers'
-word on their speed (`fleet`).
+Owns the count of useful tokens and items that this gateway waits for, by lane and model (exact:
+counted at submit and at each item's end), what other gateways last said of theirs, the step from
+tokens to device seconds, and the refusal. Does not own the bound (`shoal.core.admission`) or the
+workers' word on their speed (`fleet`).
 
 A line is a (lane, model), as in the queue.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shoal.catalog.schema import Entry, Profile
 from shoal.catalog.snapshot import Snapshot
@@ -37,6 +38,7 @@ LEAST_ITEM_TOKENS = 64
 _FULL_LINE_SHARE = 0.1
 
 Line = tuple[Lane, str]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class _Said:
     """What another gateway waits for, and when it said so."""
 
     tokens: Mapping[Line, int]
+    items: Mapping[str, int]
     heard_s: float
 
 
@@ -74,6 +77,8 @@ class BacklogBook:
         self._clock = clock
         self._own: dict[Line, int] = {}
         self._all: dict[Line, int] = {}
+        self._own_items: dict[str, int] = {}
+        self._all_items: dict[str, int] = {}
         self._others: dict[str, _Said] = {}
         # Device seconds of a token, and of all that waits: for one short sum per request. Made
         # anew from `_all` when the fleet has news, so that rounding does not add up.
@@ -83,12 +88,14 @@ class BacklogBook:
 
     # --- counting
 
-    def add(self, lane: Lane, model: str, tokens: int) -> None:
-        """Counts tokens that are submitted, or, below zero, that are done or wanted no more."""
+    def add(self, lane: Lane, model: str, tokens: int, items: int) -> None:
+        """Counts what is submitted, or, below zero, what is done or wanted no more."""
         if tokens:
             line = (lane, model)
             _count(self._own, line, tokens)
             self._count_all(line, tokens)
+        _count(self._own_items, model, items)
+        _count(self._all_items, model, items)
 
     def _count_all(self, line: Line, tokens: int) -> None:
         _count(self._all, line, tokens)
@@ -113,15 +120,20 @@ class BacklogBook:
         self._forget(said.gateway)
         if len(self._others) >= MAX_GATEWAYS:
             self._forget(next(iter(self._others)))
-        self._others[said.gateway] = _Said(tokens, self._clock())
+        items = {model: n for model, n in said.items.items() if n > 0}
+        self._others[said.gateway] = _Said(tokens, items, self._clock())
         for line, n in tokens.items():
             self._count_all(line, n)
+        for model, n in items.items():
+            _count(self._all_items, model, n)
 
     def _forget(self, gateway: str) -> None:
         said = self._others.pop(gateway, None)
         if said is not None:
             for line, n in said.tokens.items():
                 self._count_all(line, -n)
+            for model, n in said.items.items():
+                _count(self._all_items, model, -n)
 
     def _refresh(self) -> None:
         """Forgets gateways that say nothing any more, and what the fleet knows better by now."""
@@ -140,7 +152,7 @@ class BacklogBook:
         tokens: dict[Lane, dict[str, int]] = {}
         for (lane, model), n in self._own.items():
             tokens.setdefault(lane, {})[model] = n
-        return Backlog(self._name, tokens)
+        return Backlog(self._name, tokens, dict(self._own_items))
 
     async def run(self, queue: Queue) -> None:
         """Tells the other gateways each second, until it is cancelled."""
@@ -153,19 +165,25 @@ class BacklogBook:
 
     # --- seconds
 
-    def admit(self, entry: Entry, lane: Lane, tokens: int, time_s: float) -> None:
-        """Raises `Overloaded` when a job of so many tokens could not be done in `time_s`.
+    def admit(self, entry: Entry, lane: Lane, tokens: Sequence[int], time_s: float) -> None:
+        """Raises `Overloaded` when a job could not be done in `time_s`.
 
-        Nothing is refused while nothing waits, or while no worker is known: nothing is known of
-        the fleet's speed then, and one may be on its way.
+        tokens: of each of its items. Nothing is refused while nothing waits, or while no worker is
+        known: nothing is known of the fleet's speed then, and one may be on its way. Nor is a text
+        for which a slot is free: it waits for nobody.
         """
         if not self._admission or not self._all:
             return
         devices = self._fleet.devices
         if not devices:
             return
+        at_once = self._fleet.at_once(entry.key) if entry.generates else 0
+        if self._all_items.get(entry.key, 0) + len(tokens) <= at_once:
+            return
         self._refresh()
-        cost_s = tokens * self._token_s(entry.key)
+        token_s = self._token_s(entry.key)
+        # A text has its slot's share of a device: it takes as long as texts in all slots.
+        cost_s = (sum(tokens) + max(tokens) * max(0, at_once - 1)) * token_s
         # Nearly always there is time even behind everything: two quick looks before the exact one.
         if one_by_one_s(self._total_s, cost_s) <= time_s:
             return
@@ -173,7 +191,7 @@ class BacklogBook:
         worst = FleetLoad(self._total_s, devices, len(self._all) + 1, rule.quantum_s)
         if needed_s(worst, cost_s) <= time_s:
             return
-        load = self._load(rule, entry.key, cost_s, devices)
+        load = self._load(rule, entry.key, sum(tokens) * token_s, devices)
         after_s = refuse(load, cost_s, time_s)
         if after_s is not None:
             raise Overloaded(
@@ -254,9 +272,9 @@ class BacklogBook:
         return 1.0 if entry is None else entry.weight
 
 
-def _count(tokens: dict[Line, int], line: Line, n: int) -> None:
-    left = tokens.get(line, 0) + n
+def _count(counts: dict[Key, int], key: Key, n: int) -> None:
+    left = counts.get(key, 0) + n
     if left > 0:
-        tokens[line] = left
+        counts[key] = left
     else:
-        tokens.pop(line, None)
+        counts.pop(key, None)

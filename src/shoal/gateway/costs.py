@@ -41,7 +41,7 @@ class TextLengths:
 
     def learn(self, model: str, text: Generated) -> None:
         """A text is whole. One that its bound has cut short says only that it was no shorter."""
-        n, mean = self._seen.pop(model, (1, float(EXPECTED_TOKENS)))
+        n, mean = self._seen.pop(model, (0, float(EXPECTED_TOKENS)))
         if text.finish_reason != "length" or text.tokens > mean:
             n = min(n + 1, _MEMORY_TEXTS)
             mean += (text.tokens - mean) / n

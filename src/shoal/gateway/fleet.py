@@ -102,6 +102,10 @@ class Fleet:
             found = self._rates[model] = _average(self._of_model(model))
         return found
 
+    def at_once(self, model: str) -> int:
+        """How many texts of a model can grow at once in the copies that are loaded."""
+        return sum(state.at_once for _, state in self._of_model(model))
+
     def _of_model(self, model: str) -> list[tuple[int, ModelState]]:
         """The devices and the state of each live worker that can serve the model."""
         self._forget_silent()

@@ -161,8 +161,8 @@ class Submitter:
             after_s = self._backlog.retry_s(model, lane, tokens)
             raise QueueFull("this gateway waits for as much as it may", retry_after_s=after_s)
         left_s = job.deadline_s - wall()
-        self._backlog.admit(job.entry, lane, tokens, left_s)
-        self._backlog.add(lane, model, tokens)
+        self._backlog.admit(job.entry, lane, of_items, left_s)
+        self._backlog.add(lane, model, tokens, len(cuts))
         request = f"{self._id}-{next(self._numbers)}"
         loop = asyncio.get_running_loop()
         done = loop.create_future()
@@ -177,9 +177,9 @@ class Submitter:
         waiting.timer.cancel()
         if not waiting.done.cancel() and not waiting.done.cancelled():
             waiting.done.exception()  # another error may have come first
-        job = waiting.job
-        tokens, waiting.costs_tokens = sum(waiting.costs_tokens), [0] * len(waiting.spans)
-        self._backlog.add(job.lane, job.entry.key, -tokens)
+        job, left = waiting.job, [tokens for tokens in waiting.costs_tokens if tokens]
+        waiting.costs_tokens = [0] * len(waiting.spans)
+        self._backlog.add(job.lane, job.entry.key, -sum(left), -len(left))
         if not waiting.gather.complete:
             for index in range(len(waiting.spans)):
                 self._waiting.pop(f"{waiting.request}.{index}", None)
@@ -239,7 +239,7 @@ class Submitter:
     def _settle(self, waiting: Waiting, index: int) -> None:
         """An item is done: its cost waits no more."""
         tokens, waiting.costs_tokens[index] = waiting.costs_tokens[index], 0
-        self._backlog.add(waiting.job.lane, waiting.job.entry.key, -tokens)
+        self._backlog.add(waiting.job.lane, waiting.job.entry.key, -tokens, -1)
 
     def _on_deadline(self, done: asyncio.Future[None], job: Job, time_s: float) -> None:
         """At the deadline, and not when a running batch happens to end."""

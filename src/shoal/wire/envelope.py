@@ -231,7 +231,8 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     token, padding and launches included. bytes_per_token: what its texts have had. item_s: device
     seconds of an item. devices: those that hold it. memory_bytes: of one copy, as measured. load_s:
     what its loads take. All of these are 0 while unknown. loading_s: for how long it has been
-    loading. idle_s: since its last batch. growing: texts of it that grow. Where the entry lists
+    loading. idle_s: since its last batch. growing: texts of it that grow. at_once: how many do in
+    the copies that are loaded when there are plenty. Where the entry lists
     several runtimes: runtime is the one that serves it here, others has the rest, each with why it
     does not. adapters: those loaded beside its copies. adapts: it takes some here. faulty: the keys
     of those that cannot be had here just now.
@@ -249,6 +250,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     loading_s: float = 0.0
     idle_s: float = 0.0
     growing: int = 0
+    at_once: int = 0
     runtime: str = ""
     others: dict[str, str] = {}
     adapters: list[AdapterState] = []
@@ -289,10 +291,14 @@ class Nudge(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a gateway waits for: useful tokens by lane and model. Gateways tell one another."""
+    """What a gateway waits for: useful tokens by lane and model. Gateways tell one another.
+
+    items: how many, by model.
+    """
 
     gateway: str
     tokens: dict[Lane, dict[str, int]]
+    items: dict[str, int] = {}
     v: int = VERSION
 
 

@@ -16,6 +16,8 @@ from shoal.worker.book import read_book, write_book
 
 MAX_KEPT = 1_000
 _SMOOTHING = 0.05
+# A text is hundreds of steps of its engine: each says more than a batch.
+_SMOOTHING_TEXTS = 0.2
 _FULL_BATCH_S = 0.1
 _TYPICAL_TOKENS = 64
 _MANY_TOKENS = 2_048
@@ -113,12 +115,17 @@ class CostBook:
             rates.batch_tokens = _mix(rates.batch_tokens, batch.tokens)
             rates.padded_tokens = _mix(rates.padded_tokens, batch.work.padded_tokens)
 
-    def on_text_grown(self, entry: Entry, tokens: int, took_s: float) -> None:
-        """A text is whole: the device's time for its tokens, its prompt's included."""
+    def on_text_grown(self, entry: Entry, tokens: int, took_s: float, at_once: int) -> None:
+        """A text is whole: so long it took for its tokens, its prompt's included.
+
+        at_once: how many grow when there are plenty. That share of the time is the price of a
+        backlog's tokens, also where this text grew alone: the steps of an engine with free slots
+        are hardly shorter.
+        """
         rates = self.rates(entry)
-        rates.batch_s = _mix(rates.batch_s, took_s)
+        rates.batch_s = _mix(rates.batch_s, took_s / at_once, _SMOOTHING_TEXTS)
         rates.batch_items = _mix(rates.batch_items, 1)
-        rates.batch_tokens = _mix(rates.batch_tokens, tokens)
+        rates.batch_tokens = _mix(rates.batch_tokens, tokens, _SMOOTHING_TEXTS)
 
     def on_text(self, entry: Entry, text_bytes: int, tokens: int) -> None:
         """Texts were tokenised."""
@@ -136,5 +143,5 @@ class CostBook:
         write_book(self._file, self._kept, MAX_KEPT)
 
 
-def _mix(old: float, new: float) -> float:
-    return new if old == 0.0 else old + _SMOOTHING * (new - old)
+def _mix(old: float, new: float, smoothing: float = _SMOOTHING) -> float:
+    return new if old == 0.0 else old + smoothing * (new - old)

@@ -17,6 +17,7 @@ from shoal.worker.held import Held
 from shoal.worker.metrics import Metrics
 from shoal.worker.residency import Residency
 from shoal.worker.roster import Roster
+from shoal.worker.streams import Streams
 
 
 class Heartbeat:
@@ -28,6 +29,7 @@ class Heartbeat:
         roster: Roster,
         residency: Residency,
         held: Held,
+        streams: Streams,
         *,
         costs: CostBook,
         choices: Choices,
@@ -37,6 +39,7 @@ class Heartbeat:
         self._roster = roster
         self._residency = residency
         self._held = held
+        self._streams = streams
         self._costs = costs
         self._choices = choices
         self._metrics = metrics
@@ -81,6 +84,7 @@ class Heartbeat:
             loading_s=now_s - min(load.begun_s for load in loads) if loads else 0.0,
             idle_s=now_s - used_s if holders else 0.0,
             growing=sum(device.resident[entry.key].texts for device in holders),
+            at_once=self._streams.at_once(entry) if entry.generates else 0,
             runtime=entry.runtime if self._choices.has_choice(entry.key) else "",
             others=self._choices.others(entry.key),
             adapters=residents.adapters.states(entry, holders),

@@ -122,7 +122,7 @@ class Worker:
         )
         self._intake = self._make_intake(residents.adapters)
         self._heartbeat = Heartbeat(
-            *(self.name, self._roster, self._residency, self._held),
+            *(self.name, self._roster, self._residency, self._held, self._streams),
             costs=self._costs,
             choices=self._choices,
             metrics=metrics,

@@ -42,8 +42,8 @@ from shoal.worker.resident import Residents
 log = logging.getLogger(__name__)
 
 TEND_S = 1.0
-# Reading a prompt may take so long, a token, before an engine counts as hanging.
-MAX_PROMPT_TOKEN_S = 0.25
+# Reading a prompt may take so long for each token before an engine counts as hanging.
+PROMPT_TOKEN_S = 0.25
 
 
 class Streams:
@@ -95,6 +95,12 @@ class Streams:
         if self._residents.state(entry) == "unavailable":
             return 0 if here else 1
         return max(0, model.slots.room(lane, self._open(model)) - here)
+
+    def at_once(self, entry: Entry) -> int:
+        """How many texts of a model grow here at once when there are plenty."""
+        model = self._model(entry)
+        self._look_at_copies(model)
+        return sum(map(model.slots.at_once, model.copies))
 
     def add(self, entry: Entry, item: Item) -> None:
         """Takes a prepared item in."""
@@ -221,7 +227,7 @@ class Streams:
         held.load_s = self._residents.load_wait_s(model.entry, held.submitted_s)
         self._metrics.on_wait(now_s - held.submitted_s)
         # A prompt is read in silence; so is one that comes while others grow.
-        patience_s = max(self._run_timeout_s, item.tokens * MAX_PROMPT_TOKEN_S)
+        patience_s = max(self._run_timeout_s, item.tokens * PROMPT_TOKEN_S)
         if not loaded.texts:
             model.progress_s[device.name] = now_s
             model.patience_s[device.name] = patience_s
@@ -243,7 +249,7 @@ class Streams:
             return
         growth.ended = True
         now_s, item, loaded = monotonic(), growth.item, growth.loaded
-        active = loaded.texts
+        at_once = max(loaded.texts, model.slots.at_once(growth.device.name))
         loaded.texts -= 1
         loaded.used_s = now_s
         model.alone.discard(growth.device.name)
@@ -252,7 +258,7 @@ class Streams:
         if isinstance(ended, Generated):
             model.slots.give(item.id, tokens=ended.tokens, token_s=ended.token_s)
             tokens = ended.prompt_tokens + ended.tokens
-            self._costs.on_text_grown(growth.entry, tokens, (now_s - growth.begun_s) / active)
+            self._costs.on_text_grown(growth.entry, tokens, now_s - growth.begun_s, at_once)
         else:
             model.slots.give(item.id)
             growth.pieces.drop()
