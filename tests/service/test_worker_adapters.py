@@ -157,6 +157,29 @@ def test_adapters_that_cannot_be_had_fail_their_own_items_only(setting):
     run(main())
 
 
+def test_adapters_whose_file_has_changed_fail_their_own_items_only(setting):
+    """A file that is not the one of its digest is refused, and its neighbours are answered."""
+
+    async def main():
+        async with setting() as it:
+            (good,) = it.add("good")
+            changed = Adapter(
+                name="changed",
+                base="m",
+                source=f"file://{it.folder}",
+                digests={"adapter_config.json": "0" * 64},
+            )
+            it.catalog[changed.key] = changed
+            it.room.on_catalog([it.device])
+            found = await it.run(good, changed.key, "", good)
+            assert [failure and failure.code for failure in found] == [
+                *(None, ModelUnavailable.code, None, None)
+            ]
+            assert "adapter_config.json" in found[1].message
+
+    run(main())
+
+
 def test_adapters_are_not_blamed_for_a_runtime_that_has_none(setting):
     """Until another runtime serves the model their items fail, and then they are tried at once."""
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shoal.catalog.adapters import adapter_folder
 from shoal.catalog.schema import Adapter
 from shoal.catalog.sources import is_remote
@@ -157,7 +159,7 @@ class AdapterFiles:
         if isinstance(cause, Bug | OutOfMemory | RuntimeCrashed):
             error = ModelUnavailable(f"adapter {key} does not load: {cause.message}")
         elif key not in cause.message:
-            error = type(cause)(f"adapter {key}: {cause.message}")
+            error = replace(Failure.of(cause), message=f"adapter {key}: {cause.message}").error()
         if isinstance(error, RuntimeFault):
             error.retry_after_s = cool_down_s(cause)
             self._faults[key] = (Failure.of(error), monotonic() + error.retry_after_s)

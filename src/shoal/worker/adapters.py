@@ -22,7 +22,7 @@ from typing import Any
 from shoal.catalog.schema import Adapter, Entry
 from shoal.clock import monotonic
 from shoal.core.adapters import ResidentAdapters, parted
-from shoal.errors import ModelUnavailable, OutOfMemory, RuntimeCrashed, ShoalError
+from shoal.errors import Bug, ModelUnavailable, OutOfMemory, RuntimeCrashed, ShoalError
 from shoal.ipc.client import RuntimeConnection
 from shoal.ipc.messages import AdapterSpec, ItemDone, Ran, RunItem
 from shoal.wire.envelope import AdapterState, Failure
@@ -240,6 +240,9 @@ class Adapters:
                 raise error
             if isinstance(error, ShoalError):
                 faults[spec.key] = self.files.on_fault(spec.key, error)
+            elif isinstance(error, Exception):  # its neighbours in the batch are not to blame
+                log.error("adapter %s", spec.key, exc_info=error)
+                faults[spec.key] = self.files.on_fault(spec.key, Bug(repr(error)))
             elif error is not None:
                 raise error
         if specs:
