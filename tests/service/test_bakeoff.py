@@ -11,12 +11,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertModel
 from typer.testing import CliRunner
 
+from shoal.bundles.shelf import shelf_of
 from shoal.catalog.load import load
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Alternative, Entry
 from shoal.catalog.variants import on_runtime
 from shoal.cli.bakeoff import STARTS, Setup, _measured
+from shoal.cli.bakeoff import bakeoff as measure
 from shoal.cli.bakeoff_encode import ragged_lengths
 from shoal.cli.bakeoff_generate import STREAMS, same_share
+from shoal.cli.bundles import settings_of
 from shoal.cli.main import app
 from shoal.errors import ModelUnavailable, SettingsError
 from shoal.runtimes.null_texts import SLOTS
@@ -183,3 +186,22 @@ def test_bakeoff_lengths_are_ragged_and_within_the_model():
     assert max(lengths) <= 100
     assert max(lengths) > 4 * min(lengths)
     assert lengths == ragged_lengths(100)
+
+
+def test_bakeoff_builds_no_bundle_unasked(tmp_path):
+    """The bundle of another runtime than the entry's own is named with its command, not built."""
+    entry = Entry(
+        id="talker",
+        tasks=["generate"],
+        source="file:///",
+        runtime="null",
+        options={"tokens": 4, "max_adapters": 0},
+        alternatives=[Alternative("candle", options={})],
+    )
+    settings = settings_of(tmp_path)
+    rows = measure(entry, None, shelf_of(settings), Setup(1, 0.01, settings.cache_dir))
+    assert [(row.runtime, row.found is not None) for row in rows] == [
+        *(("null", True), ("candle", False))
+    ]
+    assert "shoal bundles build candle" in rows[1].why_not
+    assert not (settings.cache_dir / "bundles").exists()

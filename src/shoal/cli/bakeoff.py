@@ -103,7 +103,10 @@ def bakeoff(
     run = GenerateRun(setup.seconds) if entry.generates else EncodeRun(setup.seconds, costs)
     rows: list[Row] = []
     for name in _chosen(entry, runtimes, installed):
-        if (why_not := installed[name]) is not None:
+        why_not = installed[name]
+        if why_not is None and runtimes is None and name != entry.runtime:
+            why_not = _unbuilt(bundles, name)  # gigabytes, perhaps: not unasked
+        if why_not is not None:
             rows.append(Row(name, why_not))
             continue
         here = on_runtime(entry, name)
@@ -128,6 +131,14 @@ def _chosen(
             near = did_you_mean(name, installed)
             raise SettingsError(f"no runtime is called `{name}`{near}; known: {sorted(installed)}")
     return list(runtimes)
+
+
+def _unbuilt(bundles: Shelf, runtime: str) -> str | None:
+    """What builds the bundle that a runtime needs; None where it is built, or needs none."""
+    bundle = bundles.of(runtime)
+    if bundle is None or bundles.is_built(bundle):
+        return None
+    return f"bundle `{bundle.name}` is not built: {bundles.cure(bundle)}"
 
 
 def _home(bundles: Shelf, runtime: str) -> Callable[[], Awaitable[Home | None]]:

@@ -277,7 +277,8 @@ def bakeoff(
 ) -> None:
     """Measure a model on each runtime that can run it: start, load, speed, memory, parity.
 
-    Workers of the same data folder remember what batches cost, and choose by it.
+    A bundle is built for the entry's own runtime, and for those that --runtimes names. Workers of
+    the same data folder remember what batches cost, and choose by it.
     """
     import msgspec
 
