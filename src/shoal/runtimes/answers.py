@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, ShoalError
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.entities import Tags, Window, find
 from shoal.runtimes.heads import Head, among, margin, sigmoid, softmax
+from shoal.runtimes.inputs import not_finite
 from shoal.runtimes.sequences import places
 from shoal.runtimes.vectors import as_dtype, leading, maxsim, normalized
 from shoal.wire.arrays import Array
@@ -76,6 +77,16 @@ class Answers:
         if item.task == "score":
             return self._scored(item, numbers)
         return self._classified(item, numbers.vectors)
+
+    def of_vectors(self, item: RunItem, vectors: Floats) -> Result | ShoalError:
+        """As `answer`, from pooled vectors [n, d] alone; what is wrong is the item's outcome."""
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(bad):
+            return not_finite(item, int(bad[0]), self._spec.key)
+        try:
+            return self.answer(item, Numbers(vectors))
+        except ShoalError as error:
+            return error
 
     def _encoded(self, item: RunItem, numbers: Numbers) -> Result:
         arrays: dict[str, Array] = {}

@@ -30,7 +30,7 @@ from shoal.runtimes.answers import Answers, Numbers, SparseRow
 from shoal.runtimes.bert import config_beside, labels_of
 from shoal.runtimes.entities import Tags
 from shoal.runtimes.heads import Head, called, load_head
-from shoal.runtimes.inputs import fault
+from shoal.runtimes.inputs import not_finite
 from shoal.runtimes.interface import RanItems
 from shoal.runtimes.pooling import Hidden, Pooling, pieces
 from shoal.runtimes.sequences import Limits, TokenSequence, cut
@@ -297,8 +297,7 @@ class LoadedModel:
     def _answer(self, item: RunItem, plan: Plan, rows: Rows) -> Result:
         bad = np.flatnonzero(~rows.finite[plan.rows])
         if len(bad):
-            what, about = fault(item, int(bad[0]))
-            raise RunFailed(f"{self.spec.key}: {what} gave numbers that are not finite", **about)
+            raise not_finite(item, int(bad[0]), self.spec.key)
         vectors = rows.vectors[plan.rows] if len(rows.vectors) else rows.vectors
         sparse = [rows.sparse[i] for i in plan.rows]
         return self._answers.answer(

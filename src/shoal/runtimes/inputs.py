@@ -1,7 +1,8 @@
 """Which sequences of an item belong to which of its inputs, and an item of one input alone.
 
-Owns that count, for every layout of `RunItem`. Does not own what may be wrong with a sequence
-(`sequences`, the runtimes) or when an item is taken apart (`host`).
+Owns that count, for every layout of `RunItem`, and how the errors of a sequence name its input.
+Does not own what may be wrong with a sequence (`sequences`, the runtimes) or when an item is taken
+apart (`host`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
+from shoal.errors import InputTooLong, RunFailed
 from shoal.ipc.messages import RunItem
 
 _OFFSET_BYTES = 8
@@ -30,6 +32,22 @@ def fault(item: RunItem, index: int) -> tuple[str, dict[str, Any]]:
     """What a person calls the sequence at `index`, and the fields of an error that is about it."""
     at = input_of(item, index)
     return ("the query", {"param": "query"}) if at is None else ("the input", {"input_index": at})
+
+
+def too_long(item: RunItem, index: int, tokens: int, most: int) -> InputTooLong:
+    """The refusal of the sequence at `index`, as the worker words it where it counts itself."""
+    what, about = fault(item, index)
+    return InputTooLong(
+        f"{what} has {tokens} tokens and the model takes {most}; shorten it or set "
+        "`truncate` to true",
+        **about,
+    )
+
+
+def not_finite(item: RunItem, index: int, key: str) -> RunFailed:
+    """The failure of the sequence at `index`, of which a model computed what is no number."""
+    what, about = fault(item, index)
+    return RunFailed(f"{key}: {what} gave numbers that are not finite", **about)
 
 
 def alone(item: RunItem) -> list[RunItem]:

@@ -10,15 +10,13 @@ import os
 import threading
 import time
 import zlib
-from dataclasses import dataclass, field
 from itertools import count
 
-from shoal.clock import monotonic
 from shoal.errors import InputTooLong, InvalidRequest, RunFailed
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.interface import Capacity, Emit
-from shoal.runtimes.stops import StopText
-from shoal.wire.generation import FinishReason, Generated, Generation, Piece, TokenLogprob
+from shoal.runtimes.texts import GrowingText
+from shoal.wire.generation import Generation, TokenLogprob
 
 SLOTS = 4
 WORDS = 16
@@ -36,64 +34,27 @@ def word(prompt: str, at: int, seed: int | None, adapter: str = "") -> str:
     return f"w{zlib.crc32(f'{prompt}|{adapter}|{seed or 0}|{at}'.encode()) % 10_000} "
 
 
-@dataclass(slots=True)
-class _Text:
+class _Text(GrowingText):
     """A text that grows. crashes: it takes the process down after a few words."""
 
-    item: RunItem
-    emit: Emit
-    asked: Generation
-    most: int
-    prompt: str
-    prompt_tokens: int
-    crashes: bool
-    begun_s: float
-    first_s: float = 0.0
-    tokens: int = 0
-    parts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    stops: StopText = field(default_factory=lambda: StopText(()))
+    def __init__(self, item: RunItem, emit: Emit, prompt: str, *, most: int, crashes: bool) -> None:
+        super().__init__(item.params.generation, emit, len(prompt.split()))
+        self.item = item
+        self._prompt = prompt
+        self._most = most
+        self._crashes = crashes
 
     def step(self) -> bool:
         """Grows by a word; whether that was the last."""
-        new = word(self.prompt, self.tokens, self.asked.seed, self.item.adapter)
-        sure = self.stops.feed(new)
-        self.tokens += 1
-        self.first_s = self.first_s or monotonic()
-        if self.crashes and self.tokens == CRASH_AT:
+        new = word(self._prompt, self.tokens, self.asked.seed, self.item.adapter)
+        if self._crashes and self.tokens + 1 == CRASH_AT:
             os._exit(66)
         logprobs = []
         if self.asked.logprobs is not None:
             top = [(new, _LOGPROB)] * min(1, self.asked.logprobs)
             logprobs = [TokenLogprob(new, _LOGPROB, top)]
-        self.grow(sure, logprobs)
-        return self.stops.hit or self.tokens >= self.most
-
-    def grow(self, sure: str, logprobs: list[TokenLogprob]) -> None:
-        """Adds to the text, and sends it where pieces are wanted."""
-        self.parts.append(sure)
-        self.logprobs += logprobs
-        if self.asked.stream:
-            self.emit(Piece(sure, 1, logprobs))
-
-    def end(self, reason: FinishReason) -> None:
-        """Says that it is whole."""
-        rest = self.stops.rest()
-        if rest and self.asked.stream:
-            self.emit(Piece(rest))
-        now_s = monotonic()
-        further = self.tokens - 1
-        self.emit(
-            Generated(
-                "".join(self.parts) + rest,
-                reason,
-                self.prompt_tokens,
-                self.tokens,
-                first_token_s=(self.first_s or now_s) - self.begun_s,
-                token_s=(now_s - self.first_s) / further if further > 0 else 0.0,
-                logprobs=self.logprobs,
-            )
-        )
+        self.grow(new, 1, logprobs)
+        return self.stopped or self.tokens >= self._most
 
 
 class NullTexts:
@@ -129,12 +90,9 @@ class NullTexts:
             raise RunFailed(f"{spec.key}: the prompt is poison")
         wanted = min(asked.max_tokens or room, room)
         text = _Text(
-            *(item, emit, asked, min(wanted, int(spec.options.get("tokens", WORDS)))),
-            prompt=prompt,
-            prompt_tokens=len(words),
+            *(item, emit, prompt),
+            most=min(wanted, int(spec.options.get("tokens", WORDS))),
             crashes=spec.options.get("crash") == prompt,
-            begun_s=monotonic(),
-            stops=StopText(asked.stop),
         )
         with self._changed:
             self._token_s = float(spec.options.get("token_s", 0.0))
@@ -159,6 +117,6 @@ class NullTexts:
                 for number, text in list(self._texts.items()):
                     if text.step():
                         del self._texts[number]
-                        reached = not text.stops.hit and text.asked.max_tokens == text.tokens
+                        reached = not text.stopped and text.asked.max_tokens == text.tokens
                         text.end("length" if reached else "stop")
             time.sleep(self._token_s)

@@ -20,20 +20,17 @@ import numpy.typing as npt
 
 from shoal.core.batching import partition
 from shoal.errors import (
-    InputTooLong,
     InvalidRequest,
     ModelUnavailable,
-    RunFailed,
     ShoalError,
 )
 from shoal.ipc.messages import ModelSpec, RunItem
-from shoal.runtimes.answers import Answers, Numbers
+from shoal.runtimes.answers import Answers
 from shoal.runtimes.candle.config import config_of
 from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.entities import Tags
-from shoal.runtimes.inputs import fault
+from shoal.runtimes.inputs import too_long
 from shoal.runtimes.interface import RanItems
-from shoal.wire.envelope import Result
 
 Floats = npt.NDArray[np.float32]
 
@@ -95,7 +92,7 @@ class Embedder:
             plans.append([rows[text] for text in item.texts])
         vectors, padded_tokens = self._embed(list(rows), lengths, budget_tokens)
         outcomes = [
-            plan if isinstance(plan, ShoalError) else self._answer(item, vectors[plan])
+            plan if isinstance(plan, ShoalError) else self._answers.of_vectors(item, vectors[plan])
             for item, plan in zip(items, plans, strict=True)
         ]
         return RanItems(outcomes, padded_tokens)
@@ -114,7 +111,7 @@ class Embedder:
         lengths = [len(self._tokenizer.encode(text).ids) for text in item.texts]
         for index, length in enumerate(lengths):
             if length > most and not item.params.truncate:
-                raise _too_long(item, index, length, most)
+                raise too_long(item, index, length, most)
         return [min(length, most) for length in lengths]
 
     def _embed(
@@ -128,26 +125,6 @@ class Embedder:
             vectors[group] = self._network.embed([texts[i] for i in group], batch_size=len(group))
             padded_tokens += max(lengths[i] for i in group) * len(group)
         return vectors, padded_tokens
-
-    def _answer(self, item: RunItem, vectors: Floats) -> Result | ShoalError:
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            what, about = fault(item, int(bad[0]))
-            return RunFailed(f"{self._spec.key}: {what} gave numbers that are not finite", **about)
-        try:
-            return self._answers.answer(item, Numbers(vectors))
-        except ShoalError as error:
-            return error
-
-
-def _too_long(item: RunItem, index: int, tokens: int, most: int) -> InputTooLong:
-    """The refusal of the text at `index`, as the worker words it for runtimes that take ids."""
-    what, about = fault(item, index)
-    return InputTooLong(
-        f"{what} has {tokens} tokens and the model takes {most}; shorten it or set "
-        "`truncate` to true",
-        **about,
-    )
 
 
 def _check(spec: ModelSpec) -> None:

@@ -38,6 +38,7 @@ from shoal.runtimes.candle.gguf import read_fields
 from shoal.runtimes.candle.growth import Growth
 from shoal.runtimes.candle.maps import check, linear_maps
 from shoal.runtimes.checkpoint import INDEX, locate
+from shoal.runtimes.generating import own_sampling, whole_number
 from shoal.runtimes.interface import Capacity, Emit
 from shoal.runtimes.prompts import of_folder, of_gguf
 
@@ -72,7 +73,9 @@ class TextGenerator:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self.capacity = Capacity(_number(spec, "slots", SLOTS, 1), _number(spec, "kv_tokens", 0, 0))
+        self.capacity = Capacity(
+            whole_number(spec, "slots", SLOTS, 1), whole_number(spec, "kv_tokens", 0, 0)
+        )
         weights = locate(spec, _USUAL)
         self._takes_adapters = weights.suffix != ".gguf"
         self._maps: frozenset[str] = frozenset()
@@ -86,7 +89,7 @@ class TextGenerator:
                 self.memory_bytes = sum(part.stat().st_size for part in parts)
                 self._maps = linear_maps(parts)
                 self._prompts = of_folder(spec.key, weights.parent)
-                self._defaults = _defaults(weights.parent)
+                self._defaults = own_sampling(weights.parent, _DEFAULTS)
             else:
                 self.memory_bytes = weights.stat().st_size
                 self._prompts = of_gguf(spec.key, read_fields(weights))
@@ -108,7 +111,7 @@ class TextGenerator:
 
         requantize = self._spec.options.get("requantize")
         if self._takes_adapters:
-            room = _number(self._spec, "max_adapters", MAX_RESIDENT_ADAPTERS, 1, MAX_ADAPTERS)
+            room = whole_number(self._spec, "max_adapters", MAX_RESIDENT_ADAPTERS, 1, MAX_ADAPTERS)
             which = mistralrs.Which.Lora(
                 str(view), adapters=[], max_adapters=room, dtype=mistralrs.ModelDType.F32
             )
@@ -273,15 +276,6 @@ class TextGenerator:
                 raise
 
 
-def _number(spec: ModelSpec, name: str, usual: int, least: int, most: int | None = None) -> int:
-    """An option that is a whole number. Raises `ModelUnavailable`."""
-    value = spec.options.get(name, usual)
-    if not isinstance(value, int) or value < least or (most is not None and value > most):
-        span = f"from {least} on" if most is None else f"from {least} to {most}"
-        raise ModelUnavailable(f"{spec.key}: option {name} is a whole number {span}, not {value!r}")
-    return value
-
-
 def _none_on_gguf(adapter: str) -> ModelUnavailable:
     return ModelUnavailable(f"{adapter}: adapters need safetensors, and its base is a GGUF file")
 
@@ -289,16 +283,6 @@ def _none_on_gguf(adapter: str) -> ModelUnavailable:
 def _first_line(error: Exception) -> str:
     """What a library says, without its trace."""
     return str(error).partition("\n")[0]
-
-
-def _defaults(folder: Path) -> dict[str, Any]:
-    """How the model's own files want a token chosen."""
-    path = folder / "generation_config.json"
-    try:
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ModelUnavailable(f"{path} cannot be read: {error}") from error
-    return {name: found[name] for name in _DEFAULTS if found.get(name) is not None}
 
 
 def _fill(view: Path, weights: Path, spec: ModelSpec) -> list[Path]:

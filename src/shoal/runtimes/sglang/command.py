@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal.errors import ModelUnavailable
 from shoal.ipc.messages import ModelSpec
+from shoal.runtimes.generating import whole_number
 
 MAX_SLOTS = 192  # a connection between worker and runtime process takes 256 calls
 MAX_ADAPTERS = 64
@@ -51,11 +52,11 @@ def plan(spec: ModelSpec, device: str) -> Plan:
     most = spec.max_tokens
     made = Plan(
         device=device,
-        slots=_number(spec, "slots", 16, 1, MAX_SLOTS),
-        kv_tokens=_number(spec, "kv_tokens", 4 * most, most + _SPARE_TOKENS, None),
+        slots=whole_number(spec, "slots", 16, 1, MAX_SLOTS),
+        kv_tokens=whole_number(spec, "kv_tokens", 4 * most, most + _SPARE_TOKENS),
         dtype=str(spec.options.get("dtype", "float32" if cpu else "auto")),
-        adapters=_number(spec, "max_adapters", USUAL_ADAPTERS, 0, MAX_ADAPTERS),
-        adapter_rank=_number(spec, "adapter_rank", 16, 1, MAX_RANK),
+        adapters=whole_number(spec, "max_adapters", USUAL_ADAPTERS, 0, MAX_ADAPTERS),
+        adapter_rank=whole_number(spec, "adapter_rank", 16, 1, MAX_RANK),
         seeds=spec.options.get("seeds") is True,
     )
     if made.dtype not in _DTYPES:
@@ -131,14 +132,6 @@ def environment(device: str) -> dict[str, str]:
     """The variables of a server. Log probabilities are the model's own, whatever temperature."""
     common = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
     return common | ({"SGLANG_USE_CPU_ENGINE": "1"} if device.startswith("cpu") else {})
-
-
-def _number(spec: ModelSpec, name: str, usual: int, least: int, most: int | None) -> int:
-    value = spec.options.get(name, usual)
-    if not isinstance(value, int) or value < least or (most is not None and value > most):
-        bounds = f"{least} to {most}" if most is not None else f"at least {least}"
-        raise _wrong(spec, f"takes {bounds} as {name}, not {value}")
-    return value
 
 
 def _wrong(spec: ModelSpec, what: str) -> ModelUnavailable:

@@ -14,16 +14,14 @@ import numpy as np
 
 from shoal.errors import (
     DeadlineExceeded,
-    InputTooLong,
     InvalidRequest,
     ModelUnavailable,
-    RunFailed,
     ShoalError,
 )
 from shoal.ipc.messages import ModelSpec, RunItem
-from shoal.runtimes.answers import Answers, Numbers
+from shoal.runtimes.answers import Answers
 from shoal.runtimes.entities import Tags
-from shoal.runtimes.inputs import fault
+from shoal.runtimes.inputs import too_long
 from shoal.runtimes.interface import RanItems
 from shoal.wire.envelope import Result
 
@@ -62,7 +60,8 @@ class Embedder:
             if isinstance(plan, ShoalError):
                 outcomes.append(plan)
             else:
-                outcomes.append(self._answer(item, [next(rows) for _ in plan]))
+                vectors = np.array([next(rows) for _ in plan], np.float32)
+                outcomes.append(self._answers.of_vectors(item, vectors))
         return RanItems(outcomes, sum(map(len, asked)))
 
     def _sequences(self, item: RunItem) -> list[list[int]]:
@@ -81,22 +80,6 @@ class Embedder:
                 self._tokenizer.enable_truncation(self._most)
             ids: list[int] = self._tokenizer.encode(text).ids
             if len(ids) > self._most:
-                what, about = fault(item, index)
-                raise InputTooLong(
-                    f"{what} has {len(ids)} tokens and the model takes {self._most}; shorten it "
-                    "or set `truncate` to true",
-                    **about,
-                )
+                raise too_long(item, index, len(ids), self._most)
             found.append(ids)
         return found
-
-    def _answer(self, item: RunItem, rows: list[list[float]]) -> Result | ShoalError:
-        vectors = np.array(rows, np.float32)
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            what, about = fault(item, int(bad[0]))
-            return RunFailed(f"{self._spec.key}: {what} gave numbers that are not finite", **about)
-        try:
-            return self._answers.answer(item, Numbers(vectors))
-        except ShoalError as error:
-            return error

@@ -34,6 +34,7 @@ from shoal.ipc.facts import Adapts
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem, Traits
 from shoal.runtimes.bert import read_config
 from shoal.runtimes.checkpoint import INDEX, locate
+from shoal.runtimes.generating import own_sampling
 from shoal.runtimes.interface import Capacity, Emit, RanItems
 from shoal.runtimes.prompts import Prompts, of_folder
 from shoal.runtimes.sglang import adapters, command
@@ -41,7 +42,7 @@ from shoal.runtimes.sglang.contract import Broken, Contract, ServerInfo
 from shoal.runtimes.sglang.embedder import Embedder
 from shoal.runtimes.sglang.gguf import unpacked
 from shoal.runtimes.sglang.server import Server, free_port
-from shoal.runtimes.sglang.texts import Limits, Text, own_settings, sampling
+from shoal.runtimes.sglang.texts import OWN, Limits, Text, sampling
 from shoal.wire.generation import Generated, Generation, Piece
 
 LOST_STATUS = 70
@@ -187,7 +188,9 @@ class SglangRuntime:
         return Served(
             *(spec, plan, server, contract, info, tokenizer),
             prompts=None if embedder else of_folder(spec.key, folder),
-            limits=Limits(spec.key, spec.max_tokens, most, own_settings(folder), seeds=plan.seeds),
+            limits=Limits(
+                *(spec.key, spec.max_tokens, most, own_sampling(folder, OWN)), seeds=plan.seeds
+            ),
             folder=folder,
             memory_bytes=self._held_bytes(server, info),
             embedder=embedder,
@@ -255,7 +258,7 @@ class SglangRuntime:
             body["return_text_in_logprobs"] = True
         if item.adapter:
             body["lora_path"] = item.adapter
-        growth = partial(Text, asked, len(ids))
+        growth = partial(Text, asked, prompt_tokens=len(ids))
         self._wait(self._begin(served, item.item, growth, emit, body))
 
     async def _begin(
@@ -278,8 +281,8 @@ class SglangRuntime:
         try:
             async with aclosing(served.contract.stream(body)) as chunks:
                 async for chunk in chunks:
-                    text.grow(chunk)
-                    if text.over:
+                    text.take(chunk)
+                    if text.ended:
                         return
         except Broken as error:
             text.fail(await asyncio.to_thread(self._judged, served.server, error))

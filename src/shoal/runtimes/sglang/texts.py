@@ -1,29 +1,24 @@
 """A text that a server lets grow: what it is asked for, and what becomes of what it sends.
 
-Owns the sampling parameters, the limits of a prompt, cutting at stop texts, and the sums of an
-answer. Does not own the connection (`contract`) or the prompt (`prompts`).
+Owns the sampling parameters, the limits of a prompt, and reading the server's chunks. Does not own
+the connection (`contract`), the prompt (`prompts`), or what is told of a text
+(`shoal.runtimes.texts`).
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from shoal.clock import monotonic
-from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, RunFailed, ShoalError
-from shoal.runtimes.interface import Emit
+from shoal.errors import InputTooLong, InvalidRequest, RunFailed
 from shoal.runtimes.sglang.contract import Chunk, Meta, failure
-from shoal.runtimes.stops import StopText
-from shoal.wire.generation import FinishReason, Generated, Generation, Piece, TokenLogprob
+from shoal.runtimes.texts import GrowingText
+from shoal.wire.generation import Generation, TokenLogprob
 
 # What a model's own generation_config.json decides where a request does not.
 OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-_BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +33,6 @@ class Limits:
     prompt_tokens: int
     defaults: Mapping[str, Any]
     seeds: bool = False
-
-
-def own_settings(folder: Path) -> dict[str, Any]:
-    """What the model's own `generation_config.json` says of sampling. Raises `ModelUnavailable`."""
-    file = folder / "generation_config.json"
-    try:
-        read = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise ModelUnavailable(f"{file} is no JSON: {error}") from error
-    return {name: read[name] for name in OWN if read.get(name) is not None}
 
 
 def sampling(asked: Generation, prompt_tokens: int, limits: Limits) -> dict[str, Any]:
@@ -93,24 +78,12 @@ def _seed(asked: int | None) -> int:
     return asked if asked is not None else random.getrandbits(31)
 
 
-class Text:
+class Text(GrowingText):
     """One text as it grows."""
 
-    def __init__(self, asked: Generation, prompt_tokens: int, emit: Emit) -> None:
-        self._asked = asked
-        self._prompt_tokens = prompt_tokens
-        self._emit = emit
-        self._stops = StopText(asked.stop)
-        self._begun_s = monotonic()
-        self._first_s = 0.0
-        self._tokens = 0
-        self._parts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self.over = False
-
-    def grow(self, chunk: Chunk) -> None:
-        """Takes what the server sent; emits what is certain of it, and the end where it is one."""
-        if self.over:
+    def take(self, chunk: Chunk) -> None:
+        """Takes what the server sent; tells what is certain of it, and the end where it is one."""
+        if self.ended:
             return
         meta = chunk.meta_info
         finish = meta.finish_reason
@@ -120,52 +93,14 @@ class Text:
         if finish is not None and finish.type == "abort":
             self.fail(failure(finish.status_code, finish.message or "the text was given up"))
             return
-        self._first_s = self._first_s or monotonic()
-        tokens, self._tokens = meta.completion_tokens - self._tokens, meta.completion_tokens
-        text = chunk.text
-        if finish is not None and finish.type == "length":
-            text = text.rstrip(_BROKEN)  # a character whose last bytes were not generated
-        self._send(self._stops.feed(text), tokens, self._logprobs_of(meta))
-        if finish is not None or self._stops.hit:
-            reached = finish is not None and finish.type == "length" and not self._stops.hit
-            self.end("length" if reached else "stop")
-
-    def end(self, reason: FinishReason) -> None:
-        """Says that it is whole, unless it was over before."""
-        if self.over:
-            return
-        self.over = True
-        rest = self._stops.rest()
-        if rest:
-            self._send(rest, 0, [])
-        now_s = monotonic()
-        further = self._tokens - 1
-        self._emit(
-            Generated(
-                "".join(self._parts),
-                reason,
-                self._prompt_tokens,
-                self._tokens,
-                first_token_s=(self._first_s or now_s) - self._begun_s,
-                token_s=(now_s - self._first_s) / further if further > 0 else 0.0,
-                logprobs=self._logprobs,
-            )
-        )
-
-    def fail(self, error: ShoalError) -> None:
-        """Ends it by an error, unless it was over before."""
-        if not self.over:
-            self.over = True
-            self._emit(error)
-
-    def _send(self, text: str, tokens: int, logprobs: list[TokenLogprob]) -> None:
-        self._parts.append(text)
-        self._logprobs += logprobs
-        if self._asked.stream and (text or tokens or logprobs):
-            self._emit(Piece(text, tokens, logprobs))
+        at_length = finish is not None and finish.type == "length"
+        tokens = meta.completion_tokens - self.tokens
+        self.grow(chunk.text, tokens, self._logprobs_of(meta), at_length=at_length)
+        if finish is not None or self.stopped:
+            self.end("length" if at_length and not self.stopped else "stop")
 
     def _logprobs_of(self, meta: Meta) -> list[TokenLogprob]:
-        if self._asked.logprobs is None:
+        if self.asked.logprobs is None:
             return []
         tops = meta.output_top_logprobs or [None] * len(meta.output_token_logprobs)
         if len(tops) != len(meta.output_token_logprobs):
