@@ -100,21 +100,27 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 4.0
 
 
+# Fields of an entry, and of the requests that generate.
+Temperature = Annotated[
+    Annotated[float, Meta(ge=0, le=2)] | None,
+    Meta(description="0 takes the likeliest token each time."),
+]
+TopP = Annotated[
+    Annotated[float, Meta(gt=0, le=1)] | None,
+    Meta(description="Choose among the likeliest tokens of so much probability together."),
+]
+TopK = Annotated[
+    Annotated[int, Meta(ge=1)] | None,
+    Meta(description="Choose among so many of the likeliest tokens."),
+]
+
+
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a generator goes on where a request does not say."""
 
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None,
-        Meta(description="0 takes the likeliest token each time."),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="Choose among the likeliest tokens of so much probability together."),
-    ] = None
-    top_k: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Choose among so many of the likeliest tokens."),
-    ] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
 
 
 class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

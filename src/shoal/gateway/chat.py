@@ -36,6 +36,7 @@ from shoal.gateway.generation import (
     wholes,
 )
 from shoal.gateway.jobs import Answer, Job
+from shoal.gateway.openai_chunks import OpenAITelling, StreamOptions, check_options
 from shoal.wire.envelope import Inputs
 from shoal.wire.generation import Generated, Piece, TokenLogprob
 
@@ -55,13 +56,6 @@ _UNSERVED: Final[dict[str, tuple[Any, ...]]] = {
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
 }
-
-
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """include_usage: one more event before the end, with the numbers of tokens."""
-
-    include_usage: bool | None = None
-    include_obfuscation: Unused = None
 
 
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -196,8 +190,7 @@ def chat_job(body: ChatRequest, ask: Ask) -> Job:
     refuse(body, _UNSERVED)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
+    check_options(body.stream_options, stream=bool(body.stream))
     asked = generation(
         body,
         entry,
@@ -280,27 +273,13 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
     )
 
 
-class ChatTelling:
+class ChatTelling(OpenAITelling[ChatChunk, ChatChunkChoice]):
     """A streamed chat in OpenAI's chunks."""
 
-    done = b"data: [DONE]\n\n"
-
     def __init__(self, body: ChatRequest, job: Job) -> None:
-        self._job = job
+        super().__init__(ChatChunk, f"chatcmpl-{job.request_id}", job, body.stream_options)
         self._logprobs = bool(body.logprobs)
-        options = body.stream_options
-        self._usage = options is not None and bool(options.include_usage)
-        self._created = int(wall())
         self._begun: set[int] = set()
-
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=f"chatcmpl-{self._job.request_id}",
-            created=self._created,
-            model=self._job.model,
-            choices=choices,
-            usage=None if self._usage else UNSET,
-        )
 
     def piece(self, index: int, piece: Piece) -> Sequence[ChatChunk]:
         """A chunk; none where nothing is certain yet."""
@@ -311,7 +290,7 @@ class ChatTelling:
             self._begun.add(index)
             delta.role = "assistant"
         logprobs = _logprobs(piece.logprobs) if self._logprobs else None
-        return [self._chunk([ChatChunkChoice(index, delta, logprobs)])]
+        return [self.chunk([ChatChunkChoice(index, delta, logprobs)])]
 
     def end(self, index: int, generated: Generated) -> Sequence[ChatChunk]:
         """A chunk with the reason, after one with the role where there was no text."""
@@ -319,12 +298,4 @@ class ChatTelling:
         if index not in self._begun:
             choices.append(ChatChunkChoice(index, ChatDelta("assistant", "")))
         choices.append(ChatChunkChoice(index, ChatDelta(), None, generated.finish_reason))
-        return [self._chunk([choice]) for choice in choices]
-
-    def last(self, texts: Sequence[Generated]) -> Sequence[ChatChunk]:
-        """The numbers of tokens, where they were asked for."""
-        if not self._usage:
-            return []
-        chunk = self._chunk([])
-        chunk.usage = usage_of(self._job, texts)
-        return [chunk]
+        return [self.chunk([choice]) for choice in choices]

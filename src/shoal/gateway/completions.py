@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.clock import wall
 from shoal.errors import InvalidRequest
 from shoal.gateway.ask import Ask, TextsOrIds
-from shoal.gateway.chat import ResponseFormat, StreamOptions, schema_of
+from shoal.gateway.chat import ResponseFormat, schema_of
 from shoal.gateway.forms import Form
 from shoal.gateway.generation import (
     MAX_STOPS_OPENAI,
@@ -33,6 +33,7 @@ from shoal.gateway.generation import (
     wholes,
 )
 from shoal.gateway.jobs import Answer, Job
+from shoal.gateway.openai_chunks import OpenAITelling, StreamOptions, check_options
 from shoal.wire.generation import Generated, Piece, TokenLogprob
 
 # As in OpenAI's API, whose users expect a short answer where they set no bound.
@@ -100,8 +101,7 @@ def completion_job(body: CompletionRequest, ask: Ask) -> Job:
     refuse(body, _UNSERVED)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequest("`best_of` is not served here: leave it out", param="best_of")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("`stream_options` needs `stream` to be true", param="stream_options")
+    check_options(body.stream_options, stream=bool(body.stream))
     asked = generation(
         body,
         entry,
@@ -168,27 +168,13 @@ def _logprobs(tokens: Sequence[TokenLogprob], offset_chars: int) -> CompletionLo
     )
 
 
-class CompletionTelling:
+class CompletionTelling(OpenAITelling[Completion, CompletionChoice]):
     """A streamed completion in OpenAI's chunks."""
 
-    done = b"data: [DONE]\n\n"
-
     def __init__(self, body: CompletionRequest, job: Job) -> None:
-        self._job = job
+        super().__init__(Completion, f"cmpl-{job.request_id}", job, body.stream_options)
         self._logprobs = body.logprobs is not None
-        options = body.stream_options
-        self._usage = options is not None and bool(options.include_usage)
-        self._created = int(wall())
         self._offsets_chars: dict[int, int] = {}
-
-    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
-        return Completion(
-            id=f"cmpl-{self._job.request_id}",
-            created=self._created,
-            model=self._job.model,
-            choices=choices,
-            usage=None if self._usage else UNSET,
-        )
 
     def piece(self, index: int, piece: Piece) -> Sequence[Completion]:
         """A chunk; none where nothing is certain yet."""
@@ -199,16 +185,8 @@ class CompletionTelling:
             at = self._offsets_chars.get(index, 0)
             choice.logprobs = _logprobs(piece.logprobs, at)
             self._offsets_chars[index] = at + sum(len(one.token) for one in piece.logprobs)
-        return [self._chunk([choice])]
+        return [self.chunk([choice])]
 
     def end(self, index: int, generated: Generated) -> Sequence[Completion]:
         """A chunk with the reason."""
-        return [self._chunk([CompletionChoice(index, "", None, generated.finish_reason)])]
-
-    def last(self, texts: Sequence[Generated]) -> Sequence[Completion]:
-        """The numbers of tokens, where they were asked for."""
-        if not self._usage:
-            return []
-        chunk = self._chunk([])
-        chunk.usage = usage_of(self._job, texts)
-        return [chunk]
+        return [self.chunk([CompletionChoice(index, "", None, generated.finish_reason)])]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.catalog.schema import Entry
+from shoal.catalog.schema import Entry, Temperature, TopP
 from shoal.errors import Bug, InputTooLong, InvalidRequest
 from shoal.gateway.ask import Ask, ModelName
 from shoal.gateway.growth import whole
@@ -47,14 +47,8 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: ModelName
     max_tokens: Tokens | None = None
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None,
-        Meta(description="0 takes the likeliest token each time."),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="Only the likeliest tokens, up to this sum of probabilities."),
-    ] = None
+    temperature: Temperature = None
+    top_p: TopP = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     stop: Annotated[
