@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.catalog import stores
-from shoal.catalog.digests import DigestMismatch, verify
 from shoal.catalog.progress import OnProgress, untold
-from shoal.catalog.resolve import resolve_source
+from shoal.catalog.resolve import compare, resolve_source
 from shoal.catalog.schema import Adapter
-from shoal.catalog.sources import ADAPTER_FILES, is_remote
+from shoal.catalog.sources import ADAPTER_FILES
 from shoal.errors import ModelUnavailable, WeightsMissing
 
 
@@ -38,11 +36,5 @@ def adapter_folder(
         raise WeightsMissing(f"{adapter.source} cannot be read: {error}") from error
     if missing:
         raise ModelUnavailable(f"half an adapter: there is no {missing[0]} in {folder}")
-    if adapter.digests and cache_dir is not None:
-        try:
-            verify(folder, adapter.digests, cache_dir / "compared", lambda: on_progress(0, 0))
-        except DigestMismatch as error:
-            if is_remote(adapter.source):
-                stores.forget(error.file)
-            raise
+    compare(adapter.source, folder, adapter.digests, cache_dir, on_progress)
     return folder

@@ -7,7 +7,7 @@ no code is imported. Does not own the form of sources (`sources`), how they are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import invalidate_caches
 from importlib.util import find_spec
@@ -185,15 +185,30 @@ def _weights_root(entry: Entry, cache_dir: Path | None, on_progress: OnProgress)
         on_progress=on_progress,
     )
     _named_files(entry, root)
-    if entry.digests and cache_dir is not None:
-        folder = root if root.is_dir() else root.parent
-        try:
-            verify(folder, entry.digests, cache_dir / "compared", lambda: on_progress(0, 0))
-        except DigestMismatch as error:
-            if is_remote(entry.source):
-                stores.forget(error.file)
-            raise
+    folder = root if root.is_dir() else root.parent
+    compare(entry.source, folder, entry.digests, cache_dir, on_progress)
     return root
+
+
+def compare(
+    source: str,
+    folder: Path,
+    digests: Mapping[str, str],
+    cache_dir: Path | None,
+    on_progress: OnProgress,
+) -> None:
+    """Compares the files of a source with their digests; without a cache nothing is compared.
+
+    Raises `DigestMismatch`; what was fetched is fetched again next time.
+    """
+    if not digests or cache_dir is None:
+        return
+    try:
+        verify(folder, digests, cache_dir / "compared", lambda: on_progress(0, 0))
+    except DigestMismatch as error:
+        if is_remote(source):
+            stores.forget(error.file)
+        raise
 
 
 def weights_files(entry: Entry) -> list[Path]:
