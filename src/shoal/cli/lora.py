@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,6 @@ from typing import Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from shoal.bundles.shelf import shelf_of
 from shoal.catalog.adapters import adapter_folder
@@ -31,11 +27,10 @@ from shoal.catalog.snapshot import Snapshot
 from shoal.catalog.sources import ADAPTER_FILES, is_remote
 from shoal.catalog.variants import on_runtime, runtimes_of
 from shoal.cli.bundles import settings_of
-from shoal.cli.letters import plain
 from shoal.cli.models_change import How, make
 from shoal.cli.models_cluster import Shelved, look, named, read_shelf
 from shoal.cli.models_entry import located
-from shoal.cli.models_list import TABLE_WIDTH, duration
+from shoal.cli.models_list import duration, print_table
 from shoal.cli.reach import Reach, opened
 from shoal.errors import (
     CatalogError,
@@ -290,16 +285,8 @@ def _faults(shelved: Shelved) -> dict[str, str]:
 
 
 def _print(rows: Sequence[_Row], shelved: Shelved) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(_TITLES[0], no_wrap=True)
-    for title in _TITLES[1:]:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
-    console.print(table)
-    for name, why in _faults(shelved).items():
-        console.print(Text(plain(f"{name} is left out: {why}")))
+    notes = (f"{name} is left out: {why}" for name, why in _faults(shelved).items())
+    print_table(_TITLES, map(_cells, rows), notes)
 
 
 def _cells(row: _Row) -> Iterator[str]:

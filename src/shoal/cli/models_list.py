@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -119,16 +119,24 @@ def _rows(entries: Sequence[Entry], statuses: Sequence[Status]) -> Iterator[Row]
 
 
 def _print(rows: Sequence[Row], statuses: Sequence[Status], shelved: Shelved) -> None:
+    notes = (*_memories(statuses), *_notes(rows, shelved))
+    print_table(_TITLES, map(_cells, rows), notes)
+
+
+def print_table(
+    titles: Sequence[str], rows: Iterable[Iterable[str]], notes: Iterable[str] = ()
+) -> None:
+    """Prints a table as wide as the terminal, its first column whole, and lines under it."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(_TITLES[0], no_wrap=True)
-    for title in _TITLES[1:]:
+    table.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
+        table.add_row(*(Text(plain(cell)) for cell in row))
     console.print(table)
-    for line in (*_memories(statuses), *_notes(rows, shelved)):
-        console.print(Text(plain(line)))
+    for note in notes:
+        console.print(Text(plain(note)))
 
 
 def _cells(row: Row) -> Iterator[str]:
