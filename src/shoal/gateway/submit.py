@@ -93,10 +93,7 @@ class Submitter:
         """The answer to a job; see `Submits`."""
         waiting = self._begin(job)
         try:
-            for index in range(len(waiting.spans)):
-                await self._submit(waiting, index)
-                if waiting.done.done():
-                    break  # refused already: the rest need not be sent
+            await self._submit_all(waiting)
             await waiting.done
             answer = join(waiting.gather.parts())
             if job.task == "generate":
@@ -113,10 +110,7 @@ class Submitter:
         waiting.growth = growth = Growth(len(waiting.spans))
         waiting.done.add_done_callback(partial(self._on_stream_end, waiting, growth))
         try:
-            for index in range(len(waiting.spans)):
-                await self._submit(waiting, index)
-                if waiting.done.done():
-                    break
+            await self._submit_all(waiting)
             ended = False
             while not ended:
                 if not waiting.done.done():
@@ -185,6 +179,12 @@ class Submitter:
                 self._waiting.pop(f"{waiting.request}.{index}", None)
         while waiting.payloads:
             self._spawn(self._queue.payloads.delete(waiting.payloads.pop()))
+
+    async def _submit_all(self, waiting: Waiting) -> None:
+        for index in range(len(waiting.spans)):
+            await self._submit(waiting, index)
+            if waiting.done.done():
+                return  # refused already: the rest need not be sent
 
     async def _submit(self, waiting: Waiting, index: int) -> None:
         job, request, now_s = waiting.job, waiting.request, wall()
