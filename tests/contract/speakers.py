@@ -42,7 +42,7 @@ class Speaker:
 def speaker(runtime: str) -> Speaker:
     """What a runtime is checked with. Skips where a package with weights is missing."""
     return {
-        "candle": lambda: _smollm2("candle", requantize="Q8_0"),
+        "candle": lambda: _smollm2("candle", unpack="float16"),
         "sglang": lambda: _smollm2("sglang"),
         "null": _null,
     }[runtime]()

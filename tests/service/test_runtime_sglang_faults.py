@@ -19,9 +19,9 @@ from shoal.errors import DeadlineExceeded, ModelUnavailable, OutOfMemory, RunFai
 from shoal.ipc.messages import AdapterSpec, RunItem
 from shoal.runtimes.sglang.contract import Contract
 from shoal.runtimes.sglang.embedder import Embedder
-from shoal.runtimes.sglang.gguf import MAX_UNPACKED, keep_last
 from shoal.runtimes.sglang.runtime import SglangRuntime
 from shoal.runtimes.sglang.server import Server, free_port
+from shoal.runtimes.unpacked import MAX_UNPACKED, keep_last
 from shoal.wire.envelope import Result
 from shoal.wire.generation import Generated, Piece
 from tests.support.candle_texts import Tiny

@@ -1,7 +1,8 @@
 """Code blocks of a Markdown page that are promised to run.
 
-A block runs when `<!-- run -->` stands on a line of its own right before it. Owns finding them and
-pointing them at a server. Does not own the server.
+A block runs when `<!-- run: PATTERN -->` stands on a line of its own right before it, and what it
+prints then holds the regular expression. Owns finding blocks and pointing them at a server. Does
+not own the server.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from pathlib import Path
 
 WRITTEN_URL = "http://127.0.0.1:8080"
 _BLOCK = re.compile(
-    r"^<!-- run -->[ \t]*\n+(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n"
+    r"^<!-- run: (?P<says>[^\n]+) -->[ \t]*\n+(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n"
     r"(?P<code>.*?)^(?P=fence)[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
-_MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
+_MARK = re.compile(r"^<!-- run", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block: `language` is python or bash; `line` is where its code begins."""
+    """One block: `language` is python or bash; `line` is where its code begins.
+
+    says: a regular expression that what it prints holds.
+    """
 
     page: str
     line: int
     language: str
     code: str
+    says: str
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -71,10 +76,11 @@ def runnable_blocks(page: Path) -> list[Block]:
             text.count("\n", 0, match.start("code")) + 1,
             {"sh": "bash", "shell": "bash"}.get(match["language"], match["language"]),
             match["code"],
+            match["says"],
         )
         for match in _BLOCK.finditer(text)
     ]
     wrong = [str(block) for block in blocks if block.language not in ("python", "bash")]
     if wrong or len(blocks) != len(_MARK.findall(text)):
-        raise ValueError(f"{page.name}: a `run` mark without a Python or Bash block {wrong}")
+        raise ValueError(f"{page.name}: a `run` mark without a pattern, or without code: {wrong}")
     return blocks

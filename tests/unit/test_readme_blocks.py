@@ -11,7 +11,7 @@ PAGE = """\
 raise SystemExit("not marked")
 ```
 
-<!-- run -->
+<!-- run: http -->
 ```python
 import os
 print("http://127.0.0.1:8080", os.environ["SHOAL_URL"])
@@ -19,7 +19,7 @@ print("http://127.0.0.1:8080", os.environ["SHOAL_URL"])
 
 text
 
-<!-- run -->
+<!-- run: [0-9]+ -->
 
 ```bash
 echo 127.0.0.1:8080
@@ -38,9 +38,9 @@ def page(folder: Path, text: str) -> Path:
 def test_blocks_are_the_marked_ones_in_order(tmp_path):
     """Only a block behind a mark runs, and it knows its line."""
     blocks = runnable_blocks(page(tmp_path, PAGE))
-    assert [(str(b), b.language) for b in blocks] == [
-        ("README.md:9", "python"),
-        ("README.md:18", "bash"),
+    assert [(str(b), b.language, b.says) for b in blocks] == [
+        ("README.md:9", "python", "http"),
+        ("README.md:18", "bash", "[0-9]+"),
     ]
 
 
@@ -54,7 +54,13 @@ def test_block_speaks_to_the_server_under_test(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["<!-- run -->\ntext\n", "<!-- run -->\n```rust\nx\n```\n", "<!-- run -->\n```python\n"]
+    "text",
+    [
+        "<!-- run: a -->\ntext\n",
+        "<!-- run: a -->\n```rust\nx\n```\n",
+        "<!-- run: a -->\n```python\n",
+        "<!-- run -->\n```python\nx\n```\n",
+    ],
 )
 def test_mark_without_a_block_is_an_error(tmp_path, text):
     """A promise that cannot be kept is not passed over."""

@@ -5,7 +5,8 @@ A model is a folder with safetensors, computed in float32, or a GGUF file. Optio
     slots        how many texts grow at once, 16 when left out
     kv_tokens    how many tokens all of them have together, prompts included; 0: no such bound
     max_adapters how many adapters are loaded at once, 32 when left out
-    requantize   the form that the weights are brought into at the load, such as `Q8_0`
+    unpack       `float16` or `float32`: a GGUF file's weights are brought into this form once, and
+                 computed in float32; as they are, words may differ by processor
 
 Owns the engine: what it is given, one prompt at a time, and its errors as ours. The engine's
 random numbers cannot be seeded on CPUs, so a seed is refused wherever chance is at play. Does not
@@ -33,6 +34,7 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.ipc.messages import AdapterSpec, ModelSpec, RunItem
+from shoal.runtimes.candle import unpack
 from shoal.runtimes.candle.config import config_of
 from shoal.runtimes.candle.gguf import read_fields
 from shoal.runtimes.candle.growth import Growth
@@ -41,6 +43,7 @@ from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.generating import own_sampling, whole_number
 from shoal.runtimes.interface import Capacity, Emit
 from shoal.runtimes.prompts import of_folder, of_gguf
+from shoal.runtimes.unpacked import unpacked
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +94,9 @@ class TextGenerator:
                 self._prompts = of_folder(spec.key, weights.parent)
                 self._defaults = own_sampling(weights.parent, _DEFAULTS)
             else:
-                self.memory_bytes = weights.stat().st_size
                 self._prompts = of_gguf(spec.key, read_fields(weights))
+                weights = _unpacked(spec, weights)
+                self.memory_bytes = weights.stat().st_size
             self._engine = self._open(view, weights)
         most = self._engine.max_sequence_length()
         if most is not None and most < spec.max_tokens:
@@ -109,7 +113,6 @@ class TextGenerator:
     def _open(self, view: Path, weights: Path) -> Any:
         import mistralrs
 
-        requantize = self._spec.options.get("requantize")
         if self._takes_adapters:
             room = whole_number(self._spec, "max_adapters", MAX_RESIDENT_ADAPTERS, 1, MAX_ADAPTERS)
             which = mistralrs.Which.Lora(
@@ -126,7 +129,6 @@ class TextGenerator:
                 prefix_cache_n=0,  # nothing of a text stays once it has ended
                 token_source="none",  # noqa: S106 - no hub is asked
                 jinja_explicit=str(view / "identity.jinja"),
-                in_situ_quant=None if requantize is None else str(requantize),
             )
         except ValueError as error:
             raise ModelUnavailable(f"{self._spec.key}: {_first_line(error)}") from error
@@ -283,6 +285,19 @@ def _none_on_gguf(adapter: str) -> ModelUnavailable:
 def _first_line(error: Exception) -> str:
     """What a library says, without its trace."""
     return str(error).partition("\n")[0]
+
+
+def _unpacked(spec: ModelSpec, weights: Path) -> Path:
+    """The GGUF file that the engine reads. Raises `ModelUnavailable`."""
+    form = spec.options.get("unpack")
+    if form is None:
+        return weights
+    if form not in unpack.FORMS:
+        raise ModelUnavailable(
+            f"{spec.key}: option unpack is {' or '.join(unpack.FORMS)}, not {form!r}"
+        )
+    folder = unpacked(spec.key, weights, Path(spec.cache_dir), unpack.MODULE, str(form))
+    return folder / unpack.WEIGHTS
 
 
 def _fill(view: Path, weights: Path, spec: ModelSpec) -> list[Path]:

@@ -37,7 +37,7 @@ class CandleRuntime:
 
     name = "candle"
     needs: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("candding", "tokenizers", "mistralrs", "jinja2"), _CURE
+        ("candding", "tokenizers", "mistralrs", "jinja2", "gguf"), _CURE
     )
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     tasks: ClassVar[tuple[Task, ...]] = ("encode", "score", "generate")

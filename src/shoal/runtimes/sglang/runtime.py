@@ -37,12 +37,12 @@ from shoal.runtimes.checkpoint import INDEX, locate
 from shoal.runtimes.generating import own_sampling
 from shoal.runtimes.interface import Capacity, Emit, RanItems
 from shoal.runtimes.prompts import Prompts, of_folder
-from shoal.runtimes.sglang import adapters, command
+from shoal.runtimes.sglang import adapters, command, gguf
 from shoal.runtimes.sglang.contract import Broken, Contract, ServerInfo
 from shoal.runtimes.sglang.embedder import Embedder
-from shoal.runtimes.sglang.gguf import unpacked
 from shoal.runtimes.sglang.server import Server, free_port
 from shoal.runtimes.sglang.texts import OWN, Limits, Text, sampling
+from shoal.runtimes.unpacked import unpacked
 from shoal.wire.generation import Generated, Generation, Piece
 
 LOST_STATUS = 70
@@ -159,7 +159,7 @@ class SglangRuntime:
         usual = ("model.safetensors", f"model{INDEX}")
         weights = locate(spec, usual)
         if weights.suffix == ".gguf":
-            return unpacked(spec.key, weights, Path(spec.cache_dir))
+            return unpacked(spec.key, weights, Path(spec.cache_dir), gguf.MODULE)
         if weights.name not in usual:
             raise ModelUnavailable(f"{spec.key}: {weights} is neither safetensors nor GGUF")
         folder = weights.parent
