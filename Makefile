@@ -3,6 +3,8 @@
 VENV ?= .venv
 EXTRAS ?=
 ARGS ?=
+# Tests side by side: two processes a core, since most tests wait for processes of their own.
+SIDE_BY_SIDE := -n auto --dist loadgroup
 
 BIN := $(VENV)/bin
 # The demo packages lack what they declare, on purpose: pip need not warn of it.
@@ -18,7 +20,8 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.1
 	done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install check check-engines lint types test chaos contract docs bench soak clean distclean
+.PHONY: help serve install check check-all check-engines check-shuffled lint types test test-fast times \
+	chaos contract docs bench soak clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -29,11 +32,14 @@ serve: install ## Install what is needed and serve the demo models (EXTRAS="torc
 
 install: $(BASE) $(EXTRAS:%=$(VENV)/.stamp-%) ## Install into .venv, without starting anything (EXTRAS="torch spacy train")
 
-check: $(DEV) ## Everything that must pass: formatting, lint, types, all tests
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest
+check: lint types ## What must pass before a change lands: formatting, lint, types, tests side by side
+	$(BIN)/pytest $(SIDE_BY_SIDE) --durations=20 $(ARGS)
+
+check-all: check ## And what takes minutes by its nature: training, long chaos, soaks, SGLang where it is built
+	$(BIN)/pytest $(SIDE_BY_SIDE) --durations=20 -m long $(ARGS)
+
+check-shuffled: $(DEV) ## All tests of `check` in a chance order (SEED=n)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --random-order-bucket=global --random-order-seed=$(or $(SEED),$(shell date +%s))
 
 lint: $(DEV) ## Formatting and lint
 	$(BIN)/ruff format --check .
@@ -42,8 +48,15 @@ lint: $(DEV) ## Formatting and lint
 types: $(DEV) ## Type check
 	$(BIN)/mypy
 
-test: $(DEV) ## All tests (ARGS="tests/unit -k catalog")
+test: $(DEV) ## Tests one after the other (ARGS="tests/unit -k catalog")
 	$(BIN)/pytest $(ARGS)
+
+test-fast: $(DEV) ## Within a minute: units, tidiness, the contract on the null runtime, one request through all
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/test_tidy.py tests/unit tests/contract tests/service/test_serve_first.py \
+		-k "not contract or null"
+
+times: $(DEV) ## Measure where the time of the tests goes; write tests/times.json, by which they are put in order
+	$(BIN)/pytest $(SIDE_BY_SIDE) --times
 
 chaos: $(DEV) ## Break everything under load and account for every request (SEED=x CHAOS_S=120 STORAGE=file|memory)
 	$(BIN)/python -m tests.chaos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -15,19 +16,54 @@ from shoal.bundles.definition import read
 from shoal.bundles.shelf import Shelf
 from shoal.queue.connection import Address
 from shoal.queue.server import EmbeddedServer
+from tests.support import pace
 from tests.support.bundle_builds import built
+from tests.support.pace import limit_s
+from tests.support.sharing import group_of, longest_first, read_times
 from tests.support.shoal_process import Serve
+from tests.support.times import Times
 
-# These kill processes and wait for elections and restarts in real time, on whatever machine runs
-# them. A second try tells a slow machine from a fault; the report counts the tries.
-KILLING = ("test_faults_", "test_serve_life", "test_queue_restart", "chaos")
+TEST_S = 120.0  # for one test with what is made for it, on a fast machine
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives the tests that kill processes one second try."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what is not pytest's."""
+    parser.addoption("--times", action="store_true", help="print and write where the time goes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Measures this machine's pace once, and stretches the time limit of tests by it."""
+    if not hasattr(config, "workerinput"):
+        pace.measure(getattr(config.option, "numprocesses", None) or 1)
+    if config.option.timeout is None:
+        config.option.timeout = limit_s(TEST_S)
+    config.option.loadscopereorder = False  # `longest_first` has put them in order
+    if config.option.times:
+        config.pluginmanager.register(Times(), "shoal-times")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes a core: many tests wait for processes of their own."""
+    return 2 * (os.cpu_count() or 1)
+
+
+def pytest_report_header() -> str:
+    """The pace, which explains long limits."""
+    return f"pace: {limit_s(1.0):.1f} times as long as a fast machine alone"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Says which tests of a parallel run share a process, and which begin first."""
+    if not hasattr(config, "workerinput"):
+        return
+    times = read_times()
+    longest_first(items, times)
     for item in items:
-        if any(mark in item.nodeid for mark in KILLING):
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group_of(item, times)))
 
 
 class NatsServer:
@@ -40,7 +76,7 @@ class NatsServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self.embedded.command())
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + limit_s(20)
         while (address := self.embedded.address()) is None:
             assert self.process.poll() is None, "nats-server left"
             assert time.monotonic() < give_up, "nats-server does not listen"
@@ -81,17 +117,17 @@ def candle_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(main: Coroutine[Any, Any, None], timeout_s: float = 30.0) -> None:
-    """Runs a coroutine test in a loop of its own."""
+    """Runs a coroutine test in a loop of its own. timeout_s: on a fast machine."""
 
     async def bounded() -> None:
-        await asyncio.wait_for(main, timeout_s)
+        await asyncio.wait_for(main, limit_s(timeout_s))
         await asyncio.sleep(0.01)  # transports close a turn after they are told to
 
     asyncio.run(bounded())
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Waits until `condition` holds. Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
+    """Waits until `condition` holds. timeout_s: on a fast machine. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s(timeout_s)):
         while not condition():
             await asyncio.sleep(0.01)

@@ -24,11 +24,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(fixture, chosen, indirect=True, scope="session")
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of one runtime stand together, so that its process is started once."""
     for item in items:
-        if (tested := about(item)) is not None and tested[1] in OPTIONAL:
+        if (tested := about(item)) is None:
+            continue
+        item.add_marker(pytest.mark.xdist_group("-".join(tested)))
+        if tested[1] in OPTIONAL:
             item.add_marker(pytest.mark.timeout(900))  # each load starts a server
     order = [(group, name) for group, names in GROUPS.items() for name in names]
     at = [i for i, item in enumerate(items) if about(item) is not None]

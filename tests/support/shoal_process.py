@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.support.pace import limit_s
+
 NULL_ENTRY = """\
 id: {id}
 tasks: [encode, score, classify]
@@ -59,7 +61,7 @@ class ShoalProcess:
 
     def wait_for(self, text: str, timeout_s: float = 60.0) -> str:
         """The first line of output that holds `text`."""
-        give_up = time.monotonic() + timeout_s
+        give_up = time.monotonic() + limit_s(timeout_s)
         while True:
             for line in list(self.lines):
                 if text in line:
@@ -86,7 +88,7 @@ class ShoalProcess:
     def ended(self, timeout_s: float) -> int:
         """Waits for the end of the process; returns the exit status."""
         try:
-            status = self.process.wait(timeout_s)
+            status = self.process.wait(limit_s(timeout_s))
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -127,4 +129,6 @@ class Serve(ShoalProcess):
     def post(
         self, path: str, body: object, timeout_s: float = 60.0, **headers: str
     ) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=timeout_s)
+        return httpx.post(
+            f"{self.url}{path}", json=body, headers=headers, timeout=limit_s(timeout_s)
+        )
