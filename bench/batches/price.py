@@ -17,7 +17,8 @@ from measure.traffic import lengths
 from shoal.core.baselines import BaselinePolicy
 from shoal.core.cost import CostModel, CostState
 from shoal.core.lanes import parse_lanes
-from shoal.core.schedule import ModelRule, Policy, Scheduler
+from shoal.core.policy import Policy
+from shoal.core.schedule import ModelRule, Scheduler
 from shoal.core.types import Item
 
 MODEL = "ragged"
@@ -45,13 +46,13 @@ def cost_us(policy: Policy, window: int, served: int) -> tuple[float, float]:
     at, batches, now_s = window, 0, 0.0
     begun_s = time.process_time()
     while at < window + served:
-        batch = policy.next_batch(now_s, 1, lambda _: True)
+        batch = policy.next_batch(now_s, 1, lambda _: "free")
         if batch is None:
             raise SystemExit("a policy with a full window formed no batch")
         took_s = LAUNCH_S + TOKEN_S * batch.work.padded_tokens
         now_s += took_s
         policy.finished(batch, took_s, now_s)
-        policy.expire(now_s)
+        policy.expire(now_s, lambda _: "busy")
         for item in items[at : at + len(batch.items)]:
             policy.add(item, now_s)
         at += len(batch.items)

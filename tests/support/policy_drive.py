@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from shoal.core.schedule import Policy
+from shoal.core.policy import Place, Policy
 from shoal.core.types import Batch, Item
 
 
@@ -28,9 +28,21 @@ class Driven:
 
 
 def drive(
-    policy: Policy, arrivals: Iterable[Item], took_s: Callable[[Batch], float], devices: int
+    policy: Policy,
+    arrivals: Iterable[Item],
+    took_s: Callable[[Batch], float],
+    devices: int,
+    *,
+    absent: Collection[str] = (),
 ) -> Driven:
-    """Runs until everything that arrived has been served or has expired."""
+    """Runs until everything that arrived has been served or has expired.
+
+    absent: models that are on no device.
+    """
+
+    def where(model: str) -> Place:
+        return "absent" if model in absent else "free"
+
     done = Driven()
     waiting = sorted(arrivals, key=lambda item: item.arrived_s)[::-1]
     busy: list[tuple[float, int, Batch, float]] = []
@@ -38,9 +50,8 @@ def drive(
     while True:
         while waiting and waiting[-1].arrived_s <= now:
             assert policy.add(waiting.pop(), now)
-        done.expired += [(now, item) for item in policy.expire(now)]
         while len(busy) < devices:
-            batch = policy.next_batch(now, devices - len(busy), lambda _: True)
+            batch = policy.next_batch(now, devices - len(busy), where)
             if batch is None:
                 break
             serial += 1
@@ -48,6 +59,8 @@ def drive(
             for item in batch.items:
                 assert item.id not in done.starts_s, "an item ran twice"
                 done.starts_s[item.id] = now
+        gone = policy.expire(now, where if len(busy) < devices else lambda _: "busy")
+        done.expired += [(now, item) for item in gone]
         moments = [busy[0][0]] if busy else []
         moments += [waiting[-1].arrived_s] if waiting else []
         again = policy.deadline(now)

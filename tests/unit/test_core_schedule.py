@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from shoal.core.baselines import BaselinePolicy
 from shoal.core.cost import CostModel, CostState
 from shoal.core.lanes import DEFAULT_LANES, LaneRule, parse_lanes
-from shoal.core.schedule import MAX_DEBT_S, ModelRule, Scheduler
+from shoal.core.schedule import ModelRule, Scheduler
+from shoal.core.turns import MAX_DEBT_S
 from shoal.core.types import Item
 from shoal.errors import SettingsError
 from tests.support.policy_drive import drive
@@ -180,7 +181,7 @@ def test_schedule_urgent_item_goes_first_but_debt_is_capped():
     policy = scheduler(["a", "b"])
     policy.add(item("a", 50, deadline_s=100.0), 0.0)
     policy.add(item("b", 50, deadline_s=0.1), 0.0)
-    batch = policy.next_batch(0.0, 1, lambda _: True)
+    batch = policy.next_batch(0.0, 1, lambda _: "free")
     assert batch is not None
     assert batch.model == "b"
     assert policy.urgent_batches == 1
@@ -197,9 +198,10 @@ def test_schedule_drops_what_cannot_be_done_in_time():
     policy = scheduler(["a"])
     policy.add(item(tokens=500, deadline_s=1.0), 0.9)  # 52 ms of work
     policy.add(item(tokens=500, deadline_s=1.0), 0.9)
-    assert policy.expire(0.94) == []
-    assert len(policy.expire(0.96)) == 2
-    assert policy.next_batch(0.96, 1, lambda _: True) is None
+    busy = lambda _: "busy"  # noqa: E731
+    assert policy.expire(0.94, busy) == []
+    assert len(policy.expire(0.96, busy)) == 2
+    assert policy.next_batch(0.96, 1, lambda _: "free") is None
 
 
 def test_schedule_nobody_saves_up_device_time():
@@ -226,7 +228,7 @@ def test_schedule_free_devices_share_the_backlog():
     policy = scheduler(["a"], devices=2)
     for _ in range(8):
         policy.add(item(tokens=100), 0.0)
-    sizes = [policy.next_batch(0.0, n, lambda _: True).tokens for n in (2, 1)]
+    sizes = [policy.next_batch(0.0, n, lambda _: "free").tokens for n in (2, 1)]
     assert sizes == [400, 400]
 
 
@@ -235,10 +237,10 @@ def test_schedule_only_runs_what_may_run():
     policy = scheduler(["a", "b"])
     policy.add(item("a"), 0.0)
     policy.add(item("b", at=0.1), 0.1)
-    batch = policy.next_batch(0.2, 1, lambda model: model == "b")
+    batch = policy.next_batch(0.2, 1, lambda model: "free" if model == "b" else "absent")
     assert batch is not None
     assert batch.model == "b"
-    assert policy.next_batch(0.2, 1, lambda model: model == "b") is None
+    assert policy.next_batch(0.2, 1, lambda model: "free" if model == "b" else "absent") is None
 
 
 def test_schedule_learns_nothing_from_a_batch_that_was_refused():
@@ -248,7 +250,7 @@ def test_schedule_learns_nothing_from_a_batch_that_was_refused():
     policy.add_model(ModelRule("a", 1.0, True, 1024, 100, 100_000), cost)
     for learn in (False, True):
         policy.add(item("a", 10_000), 0.0)
-        batch = policy.next_batch(0.0, 1, lambda _: True)
+        batch = policy.next_batch(0.0, 1, lambda _: "free")
         before_s = cost.predict_s(batch.work)
         policy.finished(batch, 0.003, 0.003, learn=learn)
         assert (cost.predict_s(batch.work) < before_s) == learn
@@ -260,13 +262,13 @@ def test_schedule_a_lost_batch_is_not_charged():
     policy.add(item("a", 900), 0.0)
     policy.add(item("a", 900), 0.0)
     policy.add(item("b", 900, at=0.01), 0.01)
-    lost = policy.next_batch(0.02, 1, lambda _: True)
+    lost = policy.next_batch(0.02, 1, lambda _: "free")
     assert lost is not None
     assert lost.model == "a"
     policy.finished(lost, None, 0.05)
     policy.remove([policy.window("b", "interactive").ids()[0]])
     policy.add(item("b", 900, at=0.05), 0.05)
-    again = policy.next_batch(0.06, 1, lambda _: True)
+    again = policy.next_batch(0.06, 1, lambda _: "free")
     assert again is not None
     assert again.model == "a"
 
@@ -289,7 +291,7 @@ def test_schedule_worked_example():
     for tokens in (30, 200, 28, 205, 32, 195, 31):
         assert policy.add(item("minilm", tokens), 0.0)
     assert policy.budget_tokens("minilm", "interactive") == 980
-    first = policy.next_batch(0.0, 1, lambda _: True)
+    first = policy.next_batch(0.0, 1, lambda _: "free")
     assert sorted(i.tokens for i in first.items) == [28, 30, 31, 32]
     assert first.work.padded_tokens == 128
     assert first.expected_s == pytest.approx(0.015, abs=0.001)
@@ -297,11 +299,11 @@ def test_schedule_worked_example():
     for _ in range(2):
         policy.add(item("other", 20, at=0.01), 0.01)
     policy.finished(first, first.expected_s, 0.015)
-    second = policy.next_batch(0.015, 1, lambda _: True)
+    second = policy.next_batch(0.015, 1, lambda _: "free")
     assert sorted(i.tokens for i in second.items) == [195, 200, 205]
     assert second.work.padded_tokens == 615
     policy.finished(second, second.expected_s, 0.08)
-    third = policy.next_batch(0.08, 1, lambda _: True)
+    third = policy.next_batch(0.08, 1, lambda _: "free")
     assert third.model == "other"
 
 

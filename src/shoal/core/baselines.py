@@ -6,10 +6,11 @@ line with the oldest head is next. Does not own their place in a comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from shoal.core.cost import Work
+from shoal.core.policy import Where
 from shoal.core.types import Batch, Item
 
 Baseline = Literal["fifo32", "window64", "buckets"]
@@ -47,7 +48,7 @@ class BaselinePolicy:
         wanted = list(item_ids)
         return [line.pop(i) for line in self._waiting.values() for i in wanted if i in line]
 
-    def expire(self, now: float) -> list[Item]:
+    def expire(self, now: float, where: Where) -> list[Item]:  # noqa: ARG002
         """Takes out what is past its deadline."""
         items = [item for line in self._waiting.values() for item in line.values()]
         return self.remove(item.id for item in items if item.deadline_s <= now)
@@ -63,13 +64,13 @@ class BaselinePolicy:
         self,
         now: float,
         free_devices: int,  # noqa: ARG002
-        may_run: Callable[[str], bool],
+        where: Where,
     ) -> Batch | None:
         """The batch of the ready line with the oldest head."""
         lines = [
             line
             for model, line in self._waiting.items()
-            if line and may_run(model) and self._ready(line, now)
+            if line and where(model) == "free" and self._ready(line, now)
         ]
         if not lines:
             return None

@@ -90,6 +90,7 @@ class Window:
         self._sequences: dict[int, int] = {}
         self._by_tenant: dict[str, dict[str, Item]] = {}
         self._served: dict[str, float] = {}
+        self._turn_tokens = 0.0  # the virtual time of tenants, as lines have one (`schedule`)
         self._starts: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -129,10 +130,14 @@ class Window:
         self._sequences[length] = self._sequences.get(length, 0) + len(item.lengths_tokens)
         if item.tenant not in self._by_tenant:
             self._by_tenant[item.tenant] = {}
-            # Whoever comes anew starts level with the least served, and has nothing saved up.
-            floor = min((self._served[t] for t in self._by_tenant if t in self._served), default=0)
-            self._served = {t: s for t, s in self._served.items() if t in self._by_tenant}
-            self._served[item.tenant] = max(self._served.get(item.tenant, 0.0), floor)
+            # Whoever comes anew has nothing saved up; who is not ahead need not be remembered.
+            ahead = self._served.get(item.tenant, self._turn_tokens)
+            self._served = {
+                tenant: tokens
+                for tenant, tokens in self._served.items()
+                if tenant in self._by_tenant or tokens > self._turn_tokens
+            }
+            self._served[item.tenant] = max(ahead, self._turn_tokens)
         self._by_tenant[item.tenant][item.id] = item
         heapq.heappush(self._starts, (latest_start_s, item.id))
         if len(self._starts) > 2 * self.max_items:  # entries of items that left by another door
@@ -179,24 +184,37 @@ class Window:
         return None
 
     def take(
-        self, first: Item, *, budget_tokens: int, launch_tokens: float, packing: bool
+        self,
+        first: Item,
+        *,
+        budget_tokens: int,
+        launch_tokens: float,
+        packing: bool,
+        also: Item | None = None,
     ) -> list[Item]:
         """Takes out `first` and its best company within the budget; a solo item has none.
 
-        With packing (a runtime that pads nothing): the oldest items, up to true tokens.
-        Without: the block of the optimal partition of the window that holds `first`.
+        also: an item that comes along in any case, in a pass of its own where lengths differ. With
+        packing (a runtime that pads nothing): the oldest items, up to true tokens. Without: the
+        block of the optimal partition of the window that holds `first`.
         """
-        if first.solo:
+        if first.solo or (also is not None and also.solo):
             chosen = [first]
-        elif packing:
-            chosen = self._oldest_with(first, budget_tokens)
         else:
-            chosen = self._block_of(first, budget_tokens, launch_tokens)
+            beside = [] if also is None else [also]
+            for item in beside:
+                budget_tokens -= item.longest_tokens * len(item.lengths_tokens)
+            if packing:
+                chosen = self._oldest_with(first, budget_tokens)
+            else:
+                chosen = self._block_of(first, budget_tokens, launch_tokens)
+            chosen[1:1] = [item for item in beside if item not in chosen]
         chosen = _within(chosen)
+        least = min(self._served[tenant] for tenant in self._by_tenant)
+        self._turn_tokens = max(self._turn_tokens, least)
         self.remove([item.id for item in chosen])
         for item in chosen:
-            if item.tenant in self._served:
-                self._served[item.tenant] += item.tokens
+            self._served[item.tenant] += item.tokens
         return chosen
 
     def _oldest_with(self, first: Item, budget_tokens: int) -> list[Item]:

@@ -3,37 +3,41 @@
 One step of the scheduler reads: who may run, who is urgent, else whose turn is it, form the batch,
 charge it. Time is an argument; the worker and a simulator drive the very same object.
 
-- **Drop** what cannot be done by its deadline even if it ran alone and now (`expire`).
+- **Fair** by device seconds over weight, at two levels: lanes, then models of a lane (`turns`);
+  within a model, tenants take turns in the window. Nobody saves up device time while it is idle, or
+  nearly so, and nobody is charged for having been alone.
 - **Urgent first**: a line whose most urgent item would miss its deadline if it waited for one more
-  quantum goes first, earliest deadline first. That lends the line device time; one that is
-  `MAX_DEBT_S` ahead of its fair share is no longer urgent, so deadlines cannot starve anyone.
-- **Else fair** by device seconds over weight, at two levels: lanes, then models of a lane
-  (start-time fair queueing, Goyal et al. 1996; within a model, tenants take turns in the window).
-  A line that becomes active starts level with the least served, so nobody saves up. Waiting counts:
-  `age_s` at the head of a line is worth one quantum.
-- **Else useful**: among models within one quantum of the least served, the one whose batch has the
-  best share of useful time.
-- **Work conserving**: a device is never left idle while a line may run.
+  quantum goes first, earliest deadline first. That lends the line device time, as it lends its
+  lane; one that is `MAX_DEBT_S` ahead of its lane's virtual time, or whose lane is as far ahead of
+  that of the lanes, is no longer urgent, so deadlines cannot starve anyone. Inside the line the
+  tenant whose turn it is has its head in the urgent batch, or in the next.
+- **Useful**: among models within one quantum of the least served, the one whose batch has the best
+  share of useful time.
+- **Work conserving**: a device is never left idle while a line may run. What the cost model takes
+  for hopeless goes last, and runs where nothing else can: predictions are tried, not believed.
+  While all devices of its model are busy, it is dropped (`expire`).
 - **Long beside short**: while lanes of short quanta are active, longer ones run batches of the
   shortest quantum only, on all devices but one. So does an item that alone takes many quanta (a
-  page to be read, a minute of speech), whatever its lane: it cannot be cut.
+  page to be read, a minute of speech), whatever its lane: it cannot be cut. Work of a model that is
+  on no device here is not active.
 
-Owns the choice, the budget of a batch and the charges. Does not own where models are (`may_run`),
+Owns the choice, the budget of a batch and the charges. Does not own where models are (`where`),
 pulling, or the clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from shoal.core.batching import Window, partition
 from shoal.core.cost import CostModel, Work
 from shoal.core.lanes import LaneRule
+from shoal.core.policy import Where
+from shoal.core.turns import MAX_DEBT_S, Account, Turns
 from shoal.core.types import Batch, Item, Lane
 
-MAX_DEBT_S = 2.0
 LONG_QUANTA = 4.0
 ACTIVE_S = 1.0
 Mode = Literal["fair", "oldest"]
@@ -56,46 +60,23 @@ class ModelRule:
     max_batch_tokens: int
 
 
-class Policy(Protocol):
-    """What drives devices: the scheduler, and the baselines that it is compared with."""
-
-    def add(self, item: Item, now: float) -> bool:
-        """Takes an item in; False when its window is full."""
-
-    def remove(self, item_ids: Iterable[str]) -> list[Item]:
-        """Takes items out that nobody waits for."""
-
-    def expire(self, now: float) -> list[Item]:
-        """Takes out what cannot be done in time any more."""
-
-    def next_batch(
-        self, now: float, free_devices: int, may_run: Callable[[str], bool]
-    ) -> Batch | None:
-        """The batch for one of the devices that are free; None when there is none now."""
-
-    def deadline(self, now: float) -> float | None:
-        """When `next_batch` may say something else although nothing was added; None for never."""
-
-    def finished(
-        self, batch: Batch, took_s: float | None, now: float, *, learn: bool = True
-    ) -> None:
-        """A batch has left its device after `took_s` device seconds (None: it was lost).
-
-        learn: that time says something of what such a batch costs.
-        """
-
-
 class _Line:
-    """One (model, lane): its window, and its account in device seconds over weight."""
+    """One (model, lane): its window, and its account.
 
-    __slots__ = ("account_s", "cost", "lane", "rule", "window")
+    late: what the cost model takes for hopeless. passed_over: the last batch was urgent and had no
+    room for the head.
+    """
+
+    __slots__ = ("account", "cost", "lane", "late", "passed_over", "rule", "window")
 
     def __init__(self, rule: ModelRule, lane: LaneRule, cost: CostModel) -> None:
         self.rule = rule
         self.lane = lane
         self.cost = cost
         self.window = Window(rule.model, lane.name, max_items=rule.max_items)
-        self.account_s = 0.0
+        self.account = Account(rule.weight)
+        self.late: dict[str, Item] = {}
+        self.passed_over = False
 
     def alone(self, item: Item) -> Work:
         """The work of an item that runs alone."""
@@ -126,7 +107,9 @@ class Scheduler:
         self._mode = mode
         self._urgency = urgency
         self._lines: dict[tuple[str, Lane], _Line] = {}
-        self._lane_account_s = dict.fromkeys(self._lanes, 0.0)
+        self._lane_accounts = {rule.name: Account(rule.weight) for rule in lanes}
+        self._lane_turns = Turns()
+        self._line_turns = {rule.name: Turns() for rule in lanes}
         self._short_seen_s = float("-inf")
         self._long_running: dict[int, Batch] = {}
         self.urgent_batches = 0
@@ -142,6 +125,7 @@ class Scheduler:
         for lane in self._lanes:
             line = self._lines[(rule.model, lane)]
             line.rule = rule
+            line.account.weight = rule.weight
             line.window.max_items = rule.max_items
 
     def packs(self, model: str) -> bool:
@@ -157,48 +141,100 @@ class Scheduler:
         """The window of a line."""
         return self._lines[(model, lane)].window
 
-    def add(self, item: Item, now: float) -> bool:
+    def add(self, item: Item, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
         """Takes an item in."""
         line = self._lines[(item.model, item.lane)]
-        idle = not len(line.window)
         alone_s = line.cost.predict_s(line.alone(item))
-        if not line.window.add(item, item.deadline_s - alone_s):
-            return False
-        if idle:
-            self._wake(line)
-        if self._is_short(line) and alone_s <= self._long_s:
-            self._short_seen_s = now
-        return True
+        return item.id not in line.late and line.window.add(item, item.deadline_s - alone_s)
 
     def remove(self, item_ids: Iterable[str]) -> list[Item]:
         """Takes items out."""
         wanted = list(item_ids)
-        return [item for line in self._lines.values() for item in line.window.remove(wanted)]
+        gone = [item for line in self._lines.values() for item in line.window.remove(wanted)]
+        for line in self._lines.values():
+            gone += [item for each in wanted if (item := line.late.pop(each, None)) is not None]
+        return gone
 
-    def expire(self, now: float) -> list[Item]:
-        """Takes out what cannot be done in time any more."""
-        return [item for line in self._lines.values() for item in line.window.expire(now)]
+    def expire(self, now: float, where: Where) -> list[Item]:
+        """Takes out what is past its deadline, and what is hopeless while its devices are busy."""
+        self._set_aside(now)
+        gone: list[Item] = []
+        for line in self._lines.values():
+            if not line.late:
+                continue
+            busy = where(line.rule.model) == "busy"
+            late = [item for item in line.late.values() if busy or item.deadline_s <= now]
+            for item in late:
+                del line.late[item.id]
+            gone += late
+        return gone
+
+    def _set_aside(self, now: float) -> None:
+        """Finds what cannot be done by its deadline, by what batches are thought to cost."""
+        for line in self._lines.values():
+            line.late.update((item.id, item) for item in line.window.expire(now))
 
     def deadline(self, now: float) -> float | None:  # noqa: ARG002 - the protocol's signature
-        """The next moment at which an item becomes hopeless."""
-        starts = [u[0] for line in self._lines.values() if (u := line.window.most_urgent())]
-        return min(starts, default=None)
+        """The next moment at which an item becomes hopeless, or late."""
+        lines = self._lines.values()
+        moments = [u[0] for line in lines if (u := line.window.most_urgent())]
+        moments += [item.deadline_s for line in lines for item in line.late.values()]
+        return min(moments, default=None)
 
-    def next_batch(
-        self, now: float, free_devices: int, may_run: Callable[[str], bool]
-    ) -> Batch | None:
+    def next_batch(self, now: float, free_devices: int, where: Where) -> Batch | None:
         """One step; see the module."""
-        lines = [n for n in self._lines.values() if len(n.window) and may_run(n.rule.model)]
+        self._set_aside(now)
+        return self._next(now, free_devices, where) or (
+            self._next(now, free_devices, where) if self._try_late(now, where) else None
+        )
+
+    def _next(self, now: float, free_devices: int, where: Where) -> Batch | None:
+        lines = self._able(now, where)
         if self._long_is_capped(now):
             lines = [line for line in lines if not self._is_long(line)]
         if not lines:
             return None
-        line, first = self._urgent(lines, now) or self._in_turn(lines, now)
+        self._lane_turns.step({n.lane.name: self._lane_account(n) for n in lines}.values())
+        for lane in {line.lane.name for line in lines}:
+            self._line_turns[lane].step(n.account for n in lines if n.lane.name == lane)
+        line, first = self._urgent(lines, now) or self._in_turn(lines)
         batch = self._form(line, first, now, free_devices)
         self._charge(line, batch.expected_s)
         if self._is_long_batch(line, batch):
             self._long_running[id(batch)] = batch
         return batch
+
+    def _try_late(self, now: float, where: Where) -> bool:
+        """Lets an idle device try what was taken for hopeless; whether there is any."""
+        for line in self._lines.values():
+            tried = [item for item in line.late.values() if item.deadline_s > now]
+            if not tried or where(line.rule.model) != "free":
+                continue
+            for item in tried:
+                del line.late[item.id]
+                line.window.add(item, item.deadline_s)
+            return True
+        return False
+
+    def _able(self, now: float, where: Where) -> list[_Line]:
+        """The lines that may run on a free device; brings up to date who takes part in turns."""
+        able = []
+        waiting = set()
+        for line in self._lines.values():
+            place = where(line.rule.model) if len(line.window) else "absent"
+            if place == "absent":
+                line.account.here = False
+                continue
+            waiting.add(line.lane.name)
+            if not self._is_long(line):
+                self._short_seen_s = now
+            self._line_turns[line.lane.name].wake(line.account)
+            self._lane_turns.wake(self._lane_account(line))
+            if place == "free":
+                able.append(line)
+        for name, account in self._lane_accounts.items():
+            account.here = name in waiting
+        return able
 
     def finished(
         self,
@@ -230,9 +266,7 @@ class Scheduler:
 
     def _short_is_active(self, now: float) -> bool:
         """Whether short work is here or was here a moment ago."""
-        return now - self._short_seen_s < ACTIVE_S or any(
-            len(line.window) and not self._is_long(line) for line in self._lines.values()
-        )
+        return now - self._short_seen_s < ACTIVE_S
 
     def _is_long(self, line: _Line) -> bool:
         """Whether the line's next batch is of a longer lane, or an item that cannot be cut."""
@@ -251,11 +285,10 @@ class Scheduler:
         """The line with the earliest deadline among those that cannot wait a quantum more."""
         if self._mode == "oldest" or not self._urgency:
             return None
-        least_s = min(line.account_s for line in lines)
         found: list[tuple[float, int, _Line, Item]] = []
         for n, line in enumerate(lines):
             urgent = line.window.most_urgent()
-            if urgent is None or line.account_s - least_s > MAX_DEBT_S:
+            if urgent is None or line.passed_over or self._debt_s(line) > MAX_DEBT_S:
                 continue
             margin_s = line.cost.bound_s(line.alone(urgent[1])) + line.lane.quantum_s
             if urgent[1].deadline_s - margin_s <= now:
@@ -264,32 +297,32 @@ class Scheduler:
             return None
         _, _, line, item = min(found)
         self.urgent_batches += 1
-        self.debt_s = max(0.0, line.account_s - least_s)
+        self.debt_s = max(0.0, self._debt_s(line))
         return line, item
 
-    def _in_turn(self, lines: Sequence[_Line], now: float) -> tuple[_Line, Item]:
+    def _debt_s(self, line: _Line) -> float:
+        """Device seconds that a line is ahead of its lane, or its lane of the others."""
+        return max(
+            self._line_turns[line.lane.name].debt_s(line.account),
+            self._lane_turns.debt_s(self._lane_account(line)),
+        )
+
+    def _in_turn(self, lines: Sequence[_Line]) -> tuple[_Line, Item]:
         if self._mode == "oldest":
             line = min(lines, key=lambda one: _head(one).arrived_s)
             return line, _head(line)
         lane = min(
-            {line.lane.name for line in lines},
-            key=lambda name: self._lane_turn_s(name, lines, now),
+            {line.lane.name for line in lines}, key=lambda name: self._lane_accounts[name].used_s
         )
         inside = [line for line in lines if line.lane.name == lane]
-        turns = {id(line): self._turn_s(line, now) for line in inside}
-        near_s = min(turns.values()) + inside[0].lane.quantum_s
-        level = [line for line in inside if turns[id(line)] <= near_s]
-        line = max(level, key=lambda one: (round(self._useful_share(one), 2), -turns[id(one)]))
+        least_s = min(line.account.used_s for line in inside)
+        level = [
+            line
+            for line in inside
+            if (line.account.used_s - least_s) * line.rule.weight <= line.lane.quantum_s
+        ]
+        line = max(level, key=lambda one: (round(self._useful_share(one), 2), -one.account.used_s))
         return line, _head(line)
-
-    def _lane_turn_s(self, lane: Lane, lines: Iterable[_Line], now: float) -> float:
-        rule = self._lanes[lane]
-        waited_s = max(now - _head(line).arrived_s for line in lines if line.lane.name == lane)
-        return self._lane_account_s[lane] - waited_s / rule.age_s * rule.quantum_s
-
-    def _turn_s(self, line: _Line, now: float) -> float:
-        waited_s = now - _head(line).arrived_s
-        return line.account_s - waited_s / line.lane.age_s * line.lane.quantum_s
 
     def _useful_share(self, line: _Line) -> float:
         """The share of a batch's device time that its tokens need, at the slope of a full one."""
@@ -314,14 +347,17 @@ class Scheduler:
         budget = self._budget(line, allowed_s)
         if free_devices > 1:
             budget = min(budget, -(-line.window.tokens // free_devices))
-        budget = max(budget, first.longest_tokens * len(first.lengths_tokens))
         state, packing = line.cost.state(), line.rule.packing
+        head = _head(line)
+        with_head = _padded_tokens(head) + _padded_tokens(first) <= budget
         items = line.window.take(
             first,
-            budget_tokens=budget,
+            also=head if with_head and head is not first else None,
+            budget_tokens=max(budget, _padded_tokens(first)),
             launch_tokens=state.launch_s / state.token_s,
             packing=packing,
         )
+        line.passed_over = head not in items
         lengths = [n for item in items for n in item.lengths_tokens]
         work = Work.of_packed(lengths) if packing else _padded_work(lengths, line.rule.block_tokens)
         return Batch(
@@ -335,21 +371,12 @@ class Scheduler:
 
     # --- accounts
 
-    def _charge(self, line: _Line, device_s: float) -> None:
-        line.account_s += device_s / line.rule.weight
-        self._lane_account_s[line.lane.name] += device_s / line.lane.weight
+    def _lane_account(self, line: _Line) -> Account:
+        return self._lane_accounts[line.lane.name]
 
-    def _wake(self, line: _Line) -> None:
-        """A line that becomes active starts level with the least served of the active ones."""
-        lane = line.lane.name
-        active = [n for n in self._lines.values() if len(n.window) and n is not line]
-        others = [other.account_s for other in active if other.lane.name == lane]
-        line.account_s = max(line.account_s, min(others, default=line.account_s))
-        if not others:
-            lanes = {other.lane.name for other in active}
-            accounts = [self._lane_account_s[name] for name in lanes]
-            own_s = self._lane_account_s[lane]
-            self._lane_account_s[lane] = max(own_s, min(accounts, default=own_s))
+    def _charge(self, line: _Line, device_s: float) -> None:
+        line.account.charge(device_s)
+        self._lane_account(line).charge(device_s)
 
 
 def _head(line: _Line) -> Item:
@@ -357,6 +384,11 @@ def _head(line: _Line) -> Item:
     if head is None:
         raise ValueError("an empty line has no head")
     return head
+
+
+def _padded_tokens(item: Item) -> int:
+    """The tokens of an item that runs as one padded pass."""
+    return item.longest_tokens * len(item.lengths_tokens)
 
 
 def _padded_work(lengths_tokens: Sequence[int], block_tokens: int) -> Work:

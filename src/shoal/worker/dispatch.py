@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
-from shoal.core.schedule import Policy
+from shoal.core.policy import Place, Policy, Where
 from shoal.core.types import Batch, Item, Lane
 from shoal.errors import Bug, DeadlineExceeded, OutOfMemory, RuntimeCrashed, ShoalError
 from shoal.ipc.messages import Ran
@@ -88,21 +88,30 @@ class Dispatch:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            self._fill()  # before anything is dropped: a device that is free tries it
             await self._drop_hopeless()
-            self._fill()
 
     def _fill(self) -> None:
         """Sends batches until no free device can get one; then says when to look again."""
         now_s = monotonic()
         while free := self._residents.free(now_s):
-            batch = self._policy.next_batch(
-                now_s, len(free), lambda model: any(d.holds(model) for d in free)
-            )
+            batch = self._policy.next_batch(now_s, len(free), self._where(free))
             if batch is None:
                 break
             holders = [device for device in free if device.holds(batch.model)]
             self._send(min(holders, key=lambda d: d.in_flight), batch, now_s)
         self._look_again(now_s)
+
+    def _where(self, free: Collection[Device]) -> Where:
+        """Says where models are, of the devices of which these are free."""
+
+        def where(model: str) -> Place:
+            if any(device.holds(model) for device in free):
+                return "free"
+            here = any(model in device.resident for device in self._residents.devices)
+            return "busy" if here else "absent"
+
+        return where
 
     def _look_again(self, now_s: float) -> None:
         """Sets the alarm for the policy's next moment and for devices that are about to be free."""
@@ -199,7 +208,8 @@ class Dispatch:
 
     async def _drop_hopeless(self) -> None:
         """Ends what cannot be done in time, and what is for models that cannot be loaded."""
-        late = self._policy.expire(monotonic())
+        now_s = monotonic()
+        late = self._policy.expire(now_s, self._where(self._residents.free(now_s)))
         self._forget(late)
         for item in late:
             error: ShoalError = DeadlineExceeded("it could not be done by the deadline any more")

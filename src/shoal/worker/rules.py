@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from shoal.catalog.schema import Entry
 from shoal.core.baselines import BaselinePolicy
-from shoal.core.schedule import ModelRule, Policy, Scheduler
+from shoal.core.policy import Policy
+from shoal.core.schedule import ModelRule, Scheduler
 from shoal.core.types import Lane
 from shoal.ipc.messages import Traits
 from shoal.settings import WorkerSettings
