@@ -53,6 +53,30 @@ def test_cost_model_does_not_believe_outliers(seed):
     assert middle < 0.03
 
 
+@pytest.mark.parametrize("factor", [0.01, 0.1, 10.0, 100.0])
+def test_cost_model_drops_an_estimate_that_batches_contradict(factor):
+    """A stored state that is wrong as a whole, however sure it was: a dozen batches mend it."""
+    wrong = CostState(0.002 * factor, 1.4e-4 * factor, 0.0, 0.004 * factor, batches=10_000)
+    rng, model = random.Random(1), CostModel(wrong)
+    for _ in range(12):
+        work = random_work(rng)
+        model.observe(work, truth(work))
+    middle, _ = error(model)
+    assert middle < 0.15
+
+
+def test_cost_model_outlives_a_device_that_stands_still():
+    """One batch of two seconds among the first, or later, moves the next prediction little."""
+    for before in (0, 1, 3, 100):
+        rng, model = random.Random(before), trained(before, batches=before)
+        model.observe(random_work(rng), 2.0)
+        for _ in range(2):
+            work = random_work(rng)
+            model.observe(work, truth(work))
+        work = Work.of_blocks([[64] * 8])
+        assert model.predict_s(work) < 3 * truth(work)
+
+
 def test_cost_model_bound_holds_for_most_batches():
     """The bound for deadlines is above about 95 of 100 batches."""
     rng, model = random.Random(3), trained(2, batches=600, noise=0.3)

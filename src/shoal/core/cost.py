@@ -14,6 +14,10 @@ only in part and counts little, so one page fault or one noisy neighbour does no
 The quantile is the estimate times a factor that is moved up and down so that `QUANTILE` of the
 observations lie below it (Robbins and Monro 1951).
 
+What is believed can be wrong as a whole: a state that was stored while something else kept the
+device busy, or a device that has become another. When `CONTRADICTIONS` batches in a row are all far
+above, or all far below, the estimate is dropped: it is scaled to them and learnt anew from there.
+
 One model of cost belongs to one (model, device kind, runtime). Owns the estimate. Does not own
 what is measured or where the state is kept.
 """
@@ -25,6 +29,7 @@ from dataclasses import dataclass
 
 QUANTILE = 0.95
 CLIP = 3.0
+CONTRADICTIONS = 4
 _FORGET = 0.98
 _OUTLIER_WEIGHT = 0.1
 _GUESS_PULL = 0.05
@@ -76,21 +81,25 @@ class CostModel:
 
     def __init__(self, start: CostState) -> None:
         token_s = max(start.token_s, 1e-9)
-        self._w = [start.launch_s, token_s, start.square_s]
-        # Squares of the sizes at which each coefficient would be surprising.
-        sizes = [
-            max(start.launch_s, 10 * token_s),
-            token_s,
-            max(start.square_s, token_s / _TYPICAL_TOKENS),
-        ]
-        pull = _KNOWN_PULL if start.batches >= _TRUST_AFTER else _GUESS_PULL
-        self._pull = [pull / size**2 for size in sizes]
-        self._start = list(self._w)
-        self._xx = [[0.0] * 3 for _ in range(3)]
-        self._xt = [0.0] * 3
         self._floor_s = start.floor_s
         self._factor = start.factor
         self._batches = start.batches
+        self._begin(
+            [start.launch_s, token_s, start.square_s],
+            _KNOWN_PULL if start.batches >= _TRUST_AFTER else _GUESS_PULL,
+        )
+
+    def _begin(self, w: list[float], pull: float) -> None:
+        """Sets out from coefficients that are believed as much as `pull` says."""
+        launch_s, token_s, square_s = w
+        # Sizes at which each coefficient would be surprising.
+        sizes = [max(launch_s, 10 * token_s), token_s, max(square_s, token_s / _TYPICAL_TOKENS)]
+        self._w = list(w)
+        self._pull = [pull / size**2 for size in sizes]
+        self._start = list(w)
+        self._xx = [[0.0] * 3 for _ in range(3)]
+        self._xt = [0.0] * 3
+        self._against: list[float] = []
 
     def state(self) -> CostState:
         """What is known now."""
@@ -116,7 +125,7 @@ class CostModel:
     def observe(self, work: Work, took_s: float) -> None:
         """Learns from a batch that took `took_s` device seconds."""
         took_s = max(took_s, 1e-6)
-        expected_s = self.predict_s(work)
+        expected_s = self._unless_contradicted(self.predict_s(work), took_s)
         self._batches += 1
         self._move_factor(expected_s, took_s)
         self._move_floor(took_s)
@@ -134,6 +143,21 @@ class CostModel:
             for j in range(3):
                 self._xx[i][j] = _FORGET * self._xx[i][j] + weight * x[i] * x[j]
         self._w = self._solve()
+
+    def _unless_contradicted(self, expected_s: float, took_s: float) -> float:
+        """Drops an estimate that batches contradict; the expectation that holds then."""
+        ratio = took_s / expected_s
+        far = not 1 / CLIP <= ratio <= CLIP
+        same_side = not self._against or (ratio > 1) == (self._against[0] > 1)
+        self._against = [*(self._against if same_side else []), ratio] if far else []
+        if len(self._against) < CONTRADICTIONS:
+            return expected_s
+        scale = sorted(self._against)[CONTRADICTIONS // 2]
+        self._begin([max(each * scale, 0.0) for each in self._w], _GUESS_PULL)
+        self._w[1] = self._start[1] = max(self._w[1], 1e-9)
+        self._floor_s *= scale
+        self._batches = 0
+        return expected_s * scale
 
     def _solve(self) -> list[float]:
         """The non-negative coefficients that fit best; the slope stays above zero."""
