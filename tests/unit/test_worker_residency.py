@@ -74,6 +74,20 @@ def test_sizes_grow_after_a_load_that_did_not_fit(tmp_path):
     assert book.size_bytes(ENTRY) == 50 * MIB
 
 
+def test_sizes_of_failed_loads_are_forgotten_with_the_fault(tmp_path):
+    """However often a model is tried and given up, it is as large as it was measured."""
+    book, faults = SizeBook(tmp_path / "memory.json", "cpux1"), LoadFaults()
+    book.on_loaded(ENTRY, 50 * MIB, 1.0)
+    for _ in range(20):
+        for _ in range(LOADS_OUT_OF_MEMORY):
+            book.on_out_of_memory(ENTRY)
+            fault = faults.on_out_of_memory(ENTRY, OutOfMemory("full"))
+        assert fault is not None
+        assert book.size_bytes(ENTRY) < 120 * MIB
+        book.on_given_up(ENTRY)
+        assert book.size_bytes(ENTRY) == 50 * MIB
+
+
 def test_sizes_survive_a_broken_file(tmp_path):
     """A file that is no JSON is an estimate less, not an error."""
     (tmp_path / "memory.json").write_text("{")

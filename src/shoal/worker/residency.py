@@ -117,6 +117,7 @@ class Residency:
             return
         if nudge.verb == "load":
             self.residents.faults.forgive(entry.key)
+            self.residents.sizes.on_given_up(entry)
             wish: Wish = "here" if nudge.worker else "somewhere"
             self._demand.wish(entry.key, wish, monotonic())
             self.wake()
@@ -244,6 +245,7 @@ class Residency:
                 what = f"it needs {size_mib:.0f} MiB, and beside what is pinned there is no room"
                 error = OutOfMemory(f"{what} for it in {most_mib:.0f} MiB")
                 self.residents.faults.on_fault(entry, error)
+                self.residents.sizes.on_given_up(entry)
                 self.moves.on_open(entry)
 
     def memories(self) -> tuple[Memory, ...]:

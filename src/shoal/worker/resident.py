@@ -206,6 +206,8 @@ class Residents:
             log.warning("%s did not fit on %s: %s", entry.key, device.name, raised)
             self.sizes.on_out_of_memory(entry)
             error = self.faults.on_out_of_memory(entry, raised)
+            if error is not None:
+                self.sizes.on_given_up(entry)
         except ShoalError as raised:
             error = self.faults.on_fault(entry, raised)
         except TimeoutError:

@@ -84,6 +84,10 @@ class SizeBook:
         """It needs more than was thought: the next plan makes more room for it."""
         self._corrections[self._key(entry)] = int(self.size_bytes(entry) * _TOO_SMALL)
 
+    def on_given_up(self, entry: Entry) -> None:
+        """Forgets what failed loads made of the size: they may have failed by what was beside."""
+        self._corrections.pop(self._key(entry), None)
+
     def save(self) -> None:
         """Writes the file."""
         write_book(self._file, self._kept, MAX_KEPT)
