@@ -6,18 +6,21 @@ Owns keys, digests and the bucket's bounds. Does not own the decision what is la
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ObjectStoreConfig, StorageType
+from nats.js.api import ObjectStoreConfig, RawStreamMsg, StorageType
 from nats.js.errors import BadRequestError, NotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from shoal.errors import QueueUnavailable
 from shoal.queue.topology import Topology
 from shoal.wire.envelope import PayloadRef
+
+GET_S = 60.0
 
 
 def reference(data: bytes) -> PayloadRef:
@@ -75,12 +78,37 @@ class NatsPayloads:
     async def get(self, ref: PayloadRef) -> bytes:
         """The bytes of `ref`."""
         try:
-            found = await self._ready().get(ref.key)
+            async with asyncio.timeout(GET_S):
+                data = await self._read(ref)
         except (ObjectNotFoundError, NotFoundError) as error:
             raise QueueUnavailable(f"payload {ref.key} is gone") from error
         except (NatsError, TimeoutError) as error:
             raise QueueUnavailable(f"the payload store did not answer: {error}") from error
-        return check(ref, found.data or b"")
+        return check(ref, data)
+
+    async def _read(self, ref: PayloadRef) -> bytes:
+        """The object's pieces, each asked for by itself.
+
+        The library's own reading waits for the next piece without a limit, and leaves its consumer
+        behind where it is given up: of an object that is deleted meanwhile it never ends.
+        """
+        info = await self._ready().get_info(ref.key)
+        bucket = self._topology.payload_bucket
+        stream, subject = f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}"
+        data, sequence = bytearray(), 1
+        while len(data) < min(info.size or 0, ref.size_bytes):
+            piece = await self._piece(stream, subject, sequence)
+            data += piece.data or b""
+            sequence = (piece.seq or sequence) + 1
+        return bytes(data)
+
+    async def _piece(self, stream: str, subject: str, sequence: int) -> RawStreamMsg:
+        """The first message of a subject from a place on; the leader's, where a replica lags."""
+        ask = {"stream_name": stream, "seq": sequence, "subject": subject, "next": True}
+        try:
+            return await self._js.get_msg(**ask, direct=True)
+        except NotFoundError:
+            return await self._js.get_msg(**ask)
 
     async def delete(self, ref: PayloadRef) -> None:
         """Forgets `ref`; the bucket's age limit catches what this misses."""
