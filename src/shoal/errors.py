@@ -43,6 +43,8 @@ Owns the classification. Does not own the JSON shapes, which belong to the gatew
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -317,3 +319,26 @@ def from_code(
     """The error that `code` names; an unknown code (a newer peer's) becomes a `Bug`."""
     kind = _BY_CODE.get(code, Bug)
     return kind(message, param=param, retry_after_s=retry_after_s, input_index=input_index)
+
+
+class Panic(Exception):
+    """A native library gave up in the middle of a call. No kind of its own: the edge maps it."""
+
+
+# With asyncio's CancelledError, which is not imported where nothing else needs asyncio.
+_ENDS = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Calls of native libraries: what these raise in a panic is no `Exception`, and becomes one.
+
+    So an item that makes a library panic fails as one that makes it raise, and no task ends with
+    it. Raises `Panic`; an order to end, such as `KeyboardInterrupt`, passes unchanged.
+    """
+    try:
+        yield
+    except BaseException as raised:  # task root: what a native library raises
+        if isinstance(raised, _ENDS) or type(raised).__name__ == "CancelledError":
+            raise
+        raise Panic(f"{type(raised).__name__}: {raised}") from raised

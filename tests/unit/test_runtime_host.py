@@ -20,6 +20,10 @@ from shoal.wire.envelope import Params, Result, decode_result
 GOOD = Result({"dense": Array.of(np.ones((1, 2), np.float32))})
 
 
+class Panicked(BaseException):
+    """As the bindings of native libraries raise it: no `Exception`."""
+
+
 class Frail:
     """A runtime whose items fail by their names; `calls` has the names of every run."""
 
@@ -38,6 +42,8 @@ class Frail:
             raise FloatingPointError("a kernel broke")
         if "large" in names:
             raise MemoryError("too much")
+        if "panics" in names:
+            raise Panicked("index out of bounds")
         return RanItems([self._one(name, alone=len(names) == 1) for name in names], len(names))
 
     def _one(self, name, *, alone):
@@ -62,7 +68,11 @@ def test_host_tries_an_item_that_was_not_finite_once_more_alone():
 
 def test_host_splits_a_lost_batch_until_the_culprit_is_alone():
     """A batch that raises, or does not fit, costs only the item that makes it so."""
-    for culprit, code in (("raises", RunFailed.code), ("large", OutOfMemory.code)):
+    for culprit, code in (
+        ("raises", RunFailed.code),
+        ("panics", RunFailed.code),
+        ("large", OutOfMemory.code),
+    ):
         runtime, done = run("a", "b", culprit, "c", "d")
         assert done == {"a": "good", "b": "good", culprit: code, "c": "good", "d": "good"}
         assert runtime.calls.count([culprit]) == 1

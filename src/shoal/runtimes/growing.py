@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from shoal.errors import Bug, ShoalError
+from shoal.errors import Bug, ShoalError, panics_as_errors
 from shoal.ipc.messages import Answer, Failed, Finished, Grown, Start
 from shoal.runtimes.interface import Capacity, Generator
 from shoal.wire.envelope import Failure
@@ -56,7 +56,8 @@ class Growing:
             emit(Generated("", "cancelled", 0, 0))
             return
         try:
-            self._generator.start(call.key, call.item, emit)
+            with panics_as_errors():
+                self._generator.start(call.key, call.item, emit)
             if seq in self._stopped:  # meanwhile, when the generator did not know it yet
                 self._generator.stop(call.item.item)
         except ShoalError as error:

@@ -30,6 +30,7 @@ from shoal.errors import (
     RunFailed,
     ShoalError,
     WeightsMissing,
+    panics_as_errors,
 )
 from shoal.ipc.messages import (
     NO_CALL,
@@ -86,7 +87,8 @@ class Host:
     def handle(self, call: Call, send: Callable[[Answer], None] = lambda _: None) -> Answer | None:
         """Answers one call, or begins what `send` will be called for; never raises."""
         try:
-            return self._answer(call, send)
+            with panics_as_errors():
+                return self._answer(call, send)
         except ShoalError as error:
             failure = Failure.of(error)
         except Exception as error:  # task root
@@ -170,7 +172,8 @@ class Host:
     def _loaded(self, spec: ModelSpec) -> bool:
         """Loads a model; whatever the runtime raises becomes the error of its kind."""
         try:
-            return self._runtime.load(spec)
+            with panics_as_errors():
+                return self._runtime.load(spec)
         except ShoalError:
             raise
         except MemoryError as error:
@@ -210,7 +213,8 @@ class Host:
     def _attempt(self, key: str, items: Sequence[RunItem], block_tokens: int | None) -> RanItems:
         """Runs items; when the whole batch is lost, each half on its own."""
         try:
-            return self._try_again(key, items, self._runtime.run(key, items, block_tokens))
+            with panics_as_errors():
+                return self._try_again(key, items, self._runtime.run(key, items, block_tokens))
         except ShoalError as raised:
             error = raised
         except MemoryError as raised:

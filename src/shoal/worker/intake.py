@@ -24,6 +24,7 @@ from shoal.errors import (
     RuntimeCrashed,
     ShoalError,
     UnknownModel,
+    panics_as_errors,
 )
 from shoal.ipc.messages import RunItem, Traits
 from shoal.queue.interface import Delivery, Queue
@@ -237,7 +238,8 @@ class Intake:
             def make() -> Tokeniser:
                 bare = entry.family == "static"
                 path = tokenizer_path(entry, self._cache_dir)
-                return Tokeniser(path, entry.max_tokens, bare=bare)
+                with panics_as_errors():
+                    return Tokeniser(path, entry.max_tokens, bare=bare)
 
             # Not in the pool: it may download, and other models' items must not wait for that.
             making = asyncio.ensure_future(asyncio.to_thread(make))
@@ -319,7 +321,8 @@ def _prepare_items(
     made: list[RunItem | ShoalError] = []
     for item, body in zip(items, bodies, strict=True):
         try:
-            prepared = _prepare_item(entry, traits, tokeniser, item, body)
+            with panics_as_errors():
+                prepared = _prepare_item(entry, traits, tokeniser, item, body)
             item.failures = prepared.failures
             # An item with no input left to run fails with what was wrong with the first.
             made.append(prepared.run_item or next(iter(prepared.failures.values())))

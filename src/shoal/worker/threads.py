@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from shoal.errors import panics_as_errors
+
 T = TypeVar("T")
 
 
@@ -39,7 +41,8 @@ class Threads:
 
         def call() -> None:
             try:
-                made = work()
+                with panics_as_errors():
+                    made = work()
             except BaseException as error:  # noqa: BLE001 - task root: the caller has it
                 raised = error
                 tell = lambda: told.set_exception(raised)  # noqa: E731
