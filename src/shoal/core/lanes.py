@@ -25,7 +25,7 @@ class LaneRule:
 
     weight: its share of device time while other lanes want some too.
     quantum_s: the longest that one of its batches may run; what bounds the wait of the others.
-    age_s: waiting this long counts as much as one quantum of device time that was not had.
+    age_s: once a text has waited so long for key-value memory, a copy is kept free for it.
     """
 
     name: str
