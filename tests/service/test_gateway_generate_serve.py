@@ -8,12 +8,14 @@ import re
 import time
 
 import httpx
-import openai
 import pytest
 
 from shoal.runtimes.null_texts import CRASH_AT, word
+from tests.support.lazy import Lazy
 from tests.support.raw_http import connect, post
 from tests.support.shoal_process import Serve
+
+openai = Lazy("openai")
 
 GENERATORS = {
     "words": "{tokens: 12}",

@@ -17,11 +17,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
 from msgspec import structs
-from peft import PeftModel
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertModel
 
 from shoal.catalog.load import load
 from shoal.catalog.schema import Entry, Output
@@ -33,6 +30,7 @@ from shoal.train.loop import Measured, Plan, Step, Training
 from shoal.train.measures import measure
 from shoal.train.pairs import Pair, Split, read, split
 from shoal.wire.envelope import Inputs
+from tests.support.lazy import Lazy
 from tests.support.prepared import Prepared
 from tests.support.runtime_models import (
     MINILM,
@@ -43,6 +41,10 @@ from tests.support.runtime_models import (
     save_tiny,
 )
 from tests.support.standard_library import names_and_docs
+
+torch = Lazy("torch")
+peft = Lazy("peft")
+transformers = Lazy("transformers")
 
 # PEFT asks transformers for a name that transformers is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -111,7 +113,7 @@ def test_training_is_measured_on_the_same_pairs_before_and_after(trained, tmp_pa
         return measure(encoder.encode(names).numpy(), encoder.encode(docs).numpy(), right)
 
     assert structs.astuple(found()) == pytest.approx(structs.astuple(trained.card.before), abs=1e-5)
-    encoder.network = PeftModel.from_pretrained(encoder.network, str(trained.folder))
+    encoder.network = peft.PeftModel.from_pretrained(encoder.network, str(trained.folder))
     assert structs.astuple(found()) == pytest.approx(structs.astuple(trained.card.after), abs=1e-5)
 
 
@@ -127,7 +129,7 @@ def test_trained_adapter_is_the_same_in_the_torch_runtime_and_in_peft(trained, t
     ours = array(run_one(served.runtime, structs.replace(bare, adapter=key), entry.key), "dense")
     encoder = open_encoder(entry, tmp_path, threads=1)
     base = encoder.encode(texts).numpy()
-    encoder.network = PeftModel.from_pretrained(encoder.network, str(trained.folder))
+    encoder.network = peft.PeftModel.from_pretrained(encoder.network, str(trained.folder))
     theirs = encoder.encode(texts).numpy()
     assert cosines(ours, theirs).min() > 0.99999
     assert cosines(ours, base).min() < 0.95
@@ -165,8 +167,8 @@ WORDS = [f"w{n}" for n in range(100)]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """An entry of a random BERT that hardly looks at the order of words, of which it knows few."""
-    folder = save_tiny(BertModel, tmp_path_factory.mktemp("tiny"))
-    network = BertModel.from_pretrained(folder)
+    folder = save_tiny(transformers.BertModel, tmp_path_factory.mktemp("tiny"))
+    network = transformers.BertModel.from_pretrained(folder)
     with torch.no_grad():
         network.embeddings.position_embeddings.weight.zero_()
         network.embeddings.word_embeddings.weight.mul_(100)

@@ -8,8 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from shoal.bundles.definition import read
@@ -20,6 +18,7 @@ from shoal.runtimes.registry import create
 from shoal.wire.envelope import Params, Result
 from tests.conftest import run
 from tests.support.bundle_builds import started
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     MINILM,
     array,
@@ -33,6 +32,9 @@ from tests.support.runtime_models import (
     tokenizer,
 )
 from tests.support.shoal_process import Serve, ShoalProcess
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 pytestmark = pytest.mark.slow
 

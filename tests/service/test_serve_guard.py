@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import httpx
-import openai
 import pytest
+
+from tests.support.lazy import Lazy
+
+openai = Lazy("openai")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

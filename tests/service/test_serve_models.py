@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import httpx
 import numpy as np
-import openai
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from shoal.catalog.load import load
 from shoal.catalog.resolve import resolve_source
+from tests.support.lazy import Lazy
+
+openai = Lazy("openai")
+sentence_transformers = Lazy("sentence_transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -28,11 +30,13 @@ TEXTS = [
 def reference():
     made = {}
 
-    def of(model: str) -> SentenceTransformer:
+    def of(model: str) -> sentence_transformers.SentenceTransformer:
         if model not in made:
             entry = CATALOG.resolve(model)
             path = str(resolve_source(entry.source, None))
-            made[model] = SentenceTransformer(path, device="cpu", local_files_only=True)
+            made[model] = sentence_transformers.SentenceTransformer(
+                path, device="cpu", local_files_only=True
+            )
             made[model].max_seq_length = entry.max_tokens
         return made[model]
 
