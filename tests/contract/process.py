@@ -24,6 +24,7 @@ from shoal.ipc.messages import Hello, Loaded, Memory, ModelSpec
 from shoal.worker.supervise import RuntimeProcess
 from tests.contract.declared import OPTIONAL
 from tests.support.bundle_builds import built
+from tests.support.pace import limit_s
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class Process:
         """What a call gives, in the loop of this process."""
 
         async def bounded() -> T:
-            return await asyncio.wait_for(call, most_s)
+            return await asyncio.wait_for(call, limit_s(most_s))
 
         return self._loop.run(bounded())
 

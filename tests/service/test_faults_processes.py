@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import until
 from tests.support.fleet import Fleet
 from tests.support.load import Load
+from tests.support.pace import limit_s
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def under_load(fleet, break_it, **options):
         assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
         return load.ledger
 
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), limit_s(60)))
 
 
 def test_faults_processes_runtime_is_killed(fleet):
@@ -122,7 +123,7 @@ async def ready(url):
 
 
 async def until_ready(urls, state, timeout_s=10.0):
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(limit_s(timeout_s)):
         for url in urls:
             while await ready(url) != state:
                 await asyncio.sleep(0.02)
@@ -166,7 +167,7 @@ def test_faults_processes_broker_is_killed(request, storage):
     ledger = under_load(fleet, break_it)
     assert len(away) > 20
     assert {row.verdict for row in away} == {"refused:queue_unavailable"}
-    assert max(row.took_s for row in away) < 0.5
+    assert max(row.took_s for row in away) < limit_s(0.5)
     if storage == "file":
         assert not ledger.of("failed:deadline_exceeded"), str(ledger)
     asyncio.run(until(lambda: all(gauge(u, "shoal_gateway_waiting_items") == 0 for u in urls)))

@@ -31,6 +31,7 @@ from shoal.train.measures import measure
 from shoal.train.pairs import Pair, Split, read, split
 from shoal.wire.envelope import Inputs
 from tests.support.lazy import Lazy
+from tests.support.pace import limit_s
 from tests.support.prepared import Prepared
 from tests.support.runtime_models import (
     MINILM,
@@ -56,7 +57,9 @@ HELD_OUT = 0.4
 
 def shoal(*arguments):
     command = [sys.executable, "-W", "error", "-m", "shoal", "lora", "train", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=115)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=limit_s(115)
+    )
 
 
 def written(path, pairs):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.runtimes.null import numbers
+from tests.support.pace import limit_s
 from tests.support.shoal_process import NULL_ENTRY, Serve
 
 
@@ -19,7 +20,7 @@ def test_serve_policy_answers_everything_rightly(tmp_path, policy):
     texts = [f"text {n} " + "x " * (n % 50) for n in range(300)]
 
     async def main():
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=limit_s(30)) as client:
 
             async def ask(text):
                 body = {"model": "echo", "inputs": text}
@@ -48,7 +49,7 @@ def test_serve_policy_interactive_work_does_not_wait_behind_bulk(tmp_path):
     server = Serve(tmp_path, "--devices", "cpu:1", "--catalog", str(catalog))
 
     async def main():
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=limit_s(120)) as client:
 
             async def ask(text, lane):
                 headers = {"X-Shoal-Lane": lane, "X-Shoal-Deadline-Ms": "110000"}
