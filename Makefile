@@ -77,7 +77,7 @@ bench: $(DEV) ## Every benchmark in its quick form
 
 soak: $(DEV) ## Memory, files and threads over many requests and loads (N=200000 LOADS=50)
 	SOAK_REQUESTS=$(or $(N),200000) SOAK_LOADS=$(or $(LOADS),50) \
-		$(BIN)/pytest tests/service/test_bounds_memory.py
+		$(BIN)/pytest -m "long or not long" tests/service/test_bounds_memory.py
 
 clean: ## Remove caches and what a run left behind
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .shoal
