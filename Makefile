@@ -52,8 +52,8 @@ test: $(DEV) ## Tests one after the other (ARGS="tests/unit -k catalog")
 	$(BIN)/pytest $(ARGS)
 
 test-fast: $(DEV) ## Within a minute: units, tidiness, the contract on the null runtime, one request through all
-	$(BIN)/pytest $(SIDE_BY_SIDE) tests/test_tidy.py tests/unit tests/contract tests/service/test_serve_first.py \
-		-k "not contract or null"
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/test_tidy.py tests/unit tests/contract -k "not contract or null" \
+		tests/service/test_serve_path.py::test_serve_path_answers_each_input_with_its_own_numbers
 
 times: $(DEV) ## Measure where the time of the tests goes; write tests/times.json, by which they are put in order
 	$(BIN)/pytest $(SIDE_BY_SIDE) --times
