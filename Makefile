@@ -67,7 +67,7 @@ contract: $(DEV) ## Check every runtime against the contract; write docs/runtime
 check-engines: $(DEV) ## Build the bundle of SGLang (minutes, 3 GB; pip must find torch for CPUs, see docs/bundles.md) and check the real server
 	$(BIN)/shoal bundles build sglang --cache-dir .shoal/engines
 	CHECK_ENGINES=1 $(BIN)/pytest tests/service/test_runtime_sglang.py tests/service/test_runtime_sglang_faults.py tests/service/test_runtime_sglang_server.py
-	SHOAL_TEST_BUNDLES=.shoal/engines/bundles $(BIN)/python -m tests.contract -k sglang
+	TEST_CACHE=.shoal/engines $(BIN)/python -m tests.contract -k sglang
 
 docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs
@@ -80,7 +80,7 @@ soak: $(DEV) ## Memory, files and threads over many requests and loads (N=200000
 		$(BIN)/pytest -m "long or not long" tests/service/test_bounds_memory.py
 
 clean: ## Remove caches and what a run left behind
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .shoal
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache .shoal
 
 distclean: clean ## Remove the virtual environment too
 	rm -rf $(VENV)

@@ -18,6 +18,7 @@ from shoal.queue.connection import Address
 from shoal.queue.server import EmbeddedServer
 from tests.support import pace
 from tests.support.bundle_builds import built
+from tests.support.cache import cache_dir
 from tests.support.pace import limit_s
 from tests.support.sharing import group_of, longest_first, read_times
 from tests.support.shoal_process import Serve
@@ -110,15 +111,21 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a `shoal serve` with the demo models."""
-    server = Serve(tmp_path_factory.mktemp("live"))
+    folder = tmp_path_factory.mktemp("live")
+    # Bundles are shared; what the worker learns of costs is its own.
+    bundles = folder / "data" / "cache" / "bundles"
+    bundles.parent.mkdir(parents=True)
+    (cache_dir() / "bundles").mkdir(exist_ok=True)
+    bundles.symlink_to(cache_dir() / "bundles")
+    server = Serve(folder)
     yield server.url
     assert server.leave() == 0, server.output
 
 
 @pytest.fixture(scope="session")
-def candle_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def candle_cache() -> Path:
     """A cache folder in which the bundle `candle` is built."""
-    folder = tmp_path_factory.mktemp("candle")
+    folder = cache_dir()
     shelf = Shelf(folder / "bundles", read())
     run(built(shelf, shelf.named("candle")), timeout_s=110)
     return folder

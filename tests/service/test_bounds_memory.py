@@ -1,6 +1,7 @@
 """Memory, files and threads stay as they are, however many requests and loads there have been.
 
-The many requests are part of `make check-all`. `make soak` runs the same for longer: SOAK_REQUESTS and SOAK_LOADS say how many.
+The many requests are part of `make check-all`. `make soak` runs the same for longer: SOAK_REQUESTS
+and SOAK_LOADS say how many.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import until
 from tests.support.fleet import Fleet
 from tests.support.load import Load
+from tests.support.metrics import metric
 from tests.support.pace import limit_s
 
 pytestmark = pytest.mark.slow
@@ -135,11 +136,6 @@ def sizes(fleet):
     return [p.num_fds() for p in processes]
 
 
-def gauge(url, name):
-    text = httpx.get(f"{url}/metrics").text
-    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
-
-
 @pytest.mark.parametrize("storage", ["file", "memory"])
 def test_faults_processes_broker_is_killed(request, storage):
     """While the broker is away: not ready, fast 503s with Retry-After, nothing leaks.
@@ -170,4 +166,4 @@ def test_faults_processes_broker_is_killed(request, storage):
     assert max(row.took_s for row in away) < limit_s(0.5)
     if storage == "file":
         assert not ledger.of("failed:deadline_exceeded"), str(ledger)
-    asyncio.run(until(lambda: all(gauge(u, "shoal_gateway_waiting_items") == 0 for u in urls)))
+    asyncio.run(until(lambda: all(metric(u, "shoal_gateway_waiting_items") == 0 for u in urls)))

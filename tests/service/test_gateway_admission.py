@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.conftest import until
+from tests.support.metrics import metric
 from tests.support.pace import limit_s
 from tests.support.shoal_process import Serve
 
@@ -29,20 +30,11 @@ def serve(tmp_path_factory):
     for _ in range(2):
         assert server.post("/v1/encode", {"model": "slow", "inputs": TEXT}).status_code == 200
     give_up = time.monotonic() + limit_s(10)
-    while "shoal_gateway_live_devices 1.0" not in metrics(server):
+    while metric(server.url, "shoal_gateway_live_devices") != 1.0:
         assert time.monotonic() < give_up
         time.sleep(0.05)
     yield server
     assert server.leave() == 0, server.output
-
-
-def metrics(server):
-    return httpx.get(f"{server.url}/metrics").text
-
-
-def metric(server, name):
-    line = next(line for line in metrics(server).splitlines() if line.startswith(f"{name} "))
-    return float(line.split()[-1])
 
 
 class Caller:
@@ -106,7 +98,7 @@ def test_gateway_admission_refuses_the_part_of_a_burst_that_would_be_late(serve)
         assert answer.json()["code"] == "overloaded"
         assert "deadline" in answer.json()["message"]
         assert 1 <= int(answer.headers["retry-after"]) <= 60 * UNIT_S + 1
-    assert metric(serve, 'shoal_gateway_refusals_total{reason="overloaded"}') >= len(refused)
+    assert metric(serve.url, 'shoal_gateway_refusals_total{reason="overloaded"}') >= len(refused)
 
 
 def test_gateway_admission_counts_inputs_and_not_requests(serve):
@@ -114,8 +106,8 @@ def test_gateway_admission_counts_inputs_and_not_requests(serve):
 
     async def main(caller):
         filling = [asyncio.create_task(caller.ask(f"{n} {TEXT}", units=300)) for n in range(10)]
-        await until(lambda: metric(serve, BACKLOG) > 3 * UNIT_S)
-        assert metric(serve, 'shoal_gateway_wait_bound_seconds{lane="bulk"}') > 5 * UNIT_S
+        await until(lambda: metric(serve.url, BACKLOG) > 3 * UNIT_S)
+        assert metric(serve.url, 'shoal_gateway_wait_bound_seconds{lane="bulk"}') > 5 * UNIT_S
         many, took = await caller.ask(["one of many short texts"] * 2000, units=50)
         few, _ = await caller.ask(["one of some short texts"] * 20, units=50)
         assert (many.status_code, many.json()["code"]) == (429, "overloaded")
@@ -124,7 +116,7 @@ def test_gateway_admission_counts_inputs_and_not_requests(serve):
         await asyncio.gather(*filling)
 
     run(serve, main)
-    assert metric(serve, BACKLOG) == 0.0
+    assert metric(serve.url, BACKLOG) == 0.0
 
 
 def test_gateway_admission_frees_the_work_of_clients_that_leave(serve):
@@ -140,7 +132,7 @@ def test_gateway_admission_frees_the_work_of_clients_that_leave(serve):
         for task in leaving:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
-        await until(lambda: metric(serve, BACKLOG) == 0.0)
+        await until(lambda: metric(serve.url, BACKLOG) == 0.0)
         answer, took = await caller.ask(TEXT, units=20)
         assert answer.status_code == 200
         # The batch that runs, one that was staged, and its own.

@@ -20,6 +20,7 @@ from shoal.queue.memory import MemoryBroker, MemoryQueue
 from tests.conftest import NatsServer
 from tests.support.bad_files import WAV, form
 from tests.support.gateway_server import gateway_server
+from tests.support.metrics import metric
 from tests.support.pace import limit_s
 from tests.support.shoal_process import NULL_ENTRY, ShoalProcess
 
@@ -217,13 +218,14 @@ def test_idempotent_key_of_a_killed_gateway_is_free_again(cluster):
 
     def call():
         try:
-            post(url, "/v1/encode", body, key, **{"x-shoal-deadline-ms": "1000"})
+            post(url, "/v1/encode", body, key, **{"x-shoal-deadline-ms": f"{limit_s(2000):.0f}"})
         except httpx.TransportError as error:
             failed.append(error)
 
     caller = threading.Thread(target=call)
     caller.start()
-    time.sleep(0.25)
+    while metric(url, "shoal_gateway_waiting_items") < 1:
+        time.sleep(0.01)
     victim.process.kill()
     caller.join()
     assert failed

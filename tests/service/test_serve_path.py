@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.runtimes.null import numbers
+from tests.support.metrics import metric
 from tests.support.pace import limit_s
 from tests.support.ports import free_port
 from tests.support.shoal_process import Serve
@@ -125,9 +126,8 @@ def test_serve_path_deadline_fires_at_the_deadline(serve):
 
 def items_run(serve, model):
     """How many items of a model the runtime has run, by the worker's own count."""
-    text = httpx.get(f"http://127.0.0.1:{serve.metrics_port}/metrics").text
-    mark = f'shoal_worker_items_total{{model="{model}"}}'
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(mark))
+    url = f"http://127.0.0.1:{serve.metrics_port}"
+    return metric(url, f'shoal_worker_items_total{{model="{model}"}}')
 
 
 def test_serve_path_client_that_leaves_frees_its_queued_work(serve):
