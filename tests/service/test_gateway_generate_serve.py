@@ -49,7 +49,7 @@ def generate(server, **body):
 def stream(server, **body):
     """The events of a stream, decoded."""
     with httpx.stream(
-        "POST", f"{server.url}{NATIVE}", json={**body, "stream": True}, timeout=30
+        "POST", f"{server.url}{NATIVE}", json={**body, "stream": True}, timeout=limit_s(30)
     ) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]

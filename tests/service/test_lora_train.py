@@ -303,7 +303,7 @@ def test_extracted_adapter_is_near_the_fine_tuned_model(tmp_path):
         package_path(place)
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=root, capture_output=True, text=True, check=False, timeout=limit_s(100)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
