@@ -26,6 +26,9 @@ from tests.support.times import Times
 
 TEST_S = 120.0  # for one test with what is made for it, on a fast machine
 UNTIL = "TEST_UNTIL"  # seconds since 1970 after which no test begins
+# Libraries of linear algebra take all cores and spin while they wait for one another: side by side,
+# each test computes with one thread.
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Measures this machine's pace once, and stretches the time limit of tests by it."""
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     if not hasattr(config, "workerinput"):
         pace.measure(getattr(config.option, "numprocesses", None) or 1)
     if config.option.timeout is None:

@@ -58,7 +58,7 @@ TEXTS = [
 
 @pytest.fixture(params=RUNTIMES)
 def runtime(request):
-    return create(request.param, "cpu", 2)
+    return create(request.param, "cpu", 1)
 
 
 @pytest.fixture(scope="module")
