@@ -3,7 +3,7 @@
 VENV ?= .venv
 EXTRAS ?=
 ARGS ?=
-# Tests side by side: two processes a core, since most tests wait for processes of their own.
+# Tests side by side; `tests/conftest.py` says in how many processes.
 SIDE_BY_SIDE := -n auto --dist loadgroup
 
 BIN := $(VENV)/bin

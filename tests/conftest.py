@@ -51,8 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes a core: many tests wait for processes of their own."""
-    return 2 * (os.cpu_count() or 1)
+    """One more than cores: most tests start processes of their own, and wait for them."""
+    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_report_header() -> str:
