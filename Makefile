@@ -3,7 +3,7 @@
 VENV ?= .venv
 EXTRAS ?=
 ARGS ?=
-# Tests side by side: two processes a core, since most tests wait for processes of their own.
+# Tests side by side; `tests/conftest.py` says in how many processes.
 SIDE_BY_SIDE := -n auto --dist loadgroup
 
 BIN := $(VENV)/bin
@@ -52,8 +52,8 @@ test: $(DEV) ## Tests one after the other (ARGS="tests/unit -k catalog")
 	$(BIN)/pytest $(ARGS)
 
 test-fast: $(DEV) ## Within a minute: units, tidiness, the contract on the null runtime, one request through all
-	$(BIN)/pytest $(SIDE_BY_SIDE) tests/test_tidy.py tests/unit tests/contract tests/service/test_serve_first.py \
-		-k "not contract or null"
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/test_tidy.py tests/unit tests/contract -k "not contract or null" \
+		tests/service/test_serve_path.py::test_serve_path_answers_each_input_with_its_own_numbers
 
 times: $(DEV) ## Measure where the time of the tests goes; write tests/times.json, by which they are put in order
 	$(BIN)/pytest $(SIDE_BY_SIDE) --times
@@ -67,7 +67,7 @@ contract: $(DEV) ## Check every runtime against the contract; write docs/runtime
 check-engines: $(DEV) ## Build the bundle of SGLang (minutes, 3 GB; pip must find torch for CPUs, see docs/bundles.md) and check the real server
 	$(BIN)/shoal bundles build sglang --cache-dir .shoal/engines
 	CHECK_ENGINES=1 $(BIN)/pytest tests/service/test_runtime_sglang.py tests/service/test_runtime_sglang_faults.py tests/service/test_runtime_sglang_server.py
-	SHOAL_TEST_BUNDLES=.shoal/engines/bundles $(BIN)/python -m tests.contract -k sglang
+	TEST_CACHE=.shoal/engines $(BIN)/python -m tests.contract -k sglang
 
 docs: $(DEV) ## Write the generated pages of docs/
 	$(BIN)/python -m shoal.cli.docs docs
@@ -77,10 +77,10 @@ bench: $(DEV) ## Every benchmark in its quick form
 
 soak: $(DEV) ## Memory, files and threads over many requests and loads (N=200000 LOADS=50)
 	SOAK_REQUESTS=$(or $(N),200000) SOAK_LOADS=$(or $(LOADS),50) \
-		$(BIN)/pytest tests/service/test_bounds_memory.py
+		$(BIN)/pytest -m "long or not long" tests/service/test_bounds_memory.py
 
 clean: ## Remove caches and what a run left behind
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .shoal
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache .shoal
 
 distclean: clean ## Remove the virtual environment too
 	rm -rf $(VENV)

@@ -18,6 +18,7 @@ from shoal.queue.connection import Address
 from shoal.queue.server import EmbeddedServer
 from tests.support import pace
 from tests.support.bundle_builds import built
+from tests.support.cache import cache_dir
 from tests.support.pace import limit_s
 from tests.support.sharing import group_of, longest_first, read_times
 from tests.support.shoal_process import Serve
@@ -25,6 +26,9 @@ from tests.support.times import Times
 
 TEST_S = 120.0  # for one test with what is made for it, on a fast machine
 UNTIL = "TEST_UNTIL"  # seconds since 1970 after which no test begins
+# Libraries of linear algebra take all cores and spin while they wait for one another: side by side,
+# each test computes with one thread.
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Measures this machine's pace once, and stretches the time limit of tests by it."""
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     if not hasattr(config, "workerinput"):
         pace.measure(getattr(config.option, "numprocesses", None) or 1)
     if config.option.timeout is None:
@@ -46,8 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes a core: many tests wait for processes of their own."""
-    return 2 * (os.cpu_count() or 1)
+    """One more than cores: most tests start processes of their own, and wait for them."""
+    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_report_header() -> str:
@@ -110,15 +115,21 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a `shoal serve` with the demo models."""
-    server = Serve(tmp_path_factory.mktemp("live"))
+    folder = tmp_path_factory.mktemp("live")
+    # Bundles are shared; what the worker learns of costs is its own.
+    bundles = folder / "data" / "cache" / "bundles"
+    bundles.parent.mkdir(parents=True)
+    (cache_dir() / "bundles").mkdir(exist_ok=True)
+    bundles.symlink_to(cache_dir() / "bundles")
+    server = Serve(folder)
     yield server.url
     assert server.leave() == 0, server.output
 
 
 @pytest.fixture(scope="session")
-def candle_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def candle_cache() -> Path:
     """A cache folder in which the bundle `candle` is built."""
-    folder = tmp_path_factory.mktemp("candle")
+    folder = cache_dir()
     shelf = Shelf(folder / "bundles", read())
     run(built(shelf, shelf.named("candle")), timeout_s=110)
     return folder

@@ -7,16 +7,12 @@ when it is first used.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.client import AsyncClient, Client
 
-try:
-    __version__ = version("shoal")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
+__version__ = "0.1.0"  # the package's version, too (pyproject.toml reads it here)
 
 __all__ = ["AsyncClient", "Client", "__version__"]
 

@@ -19,8 +19,8 @@ GROUPS = {
 }
 # The fixture that has the process of a group.
 FIXTURES = {"hosted": BATCHES, "speaking": GENERATION, "adapted": ADAPTERS}
-# What these need is too large to be installed everywhere: they are checked where the bundles that
-# `SHOAL_TEST_BUNDLES` names have theirs (`shoal bundles build NAME --cache-dir DIR`: DIR/bundles).
+# What these need is too large to be installed everywhere: they are checked where it is built
+# (`shoal bundles build NAME --cache-dir DIR`, then tests with `TEST_CACHE=DIR`).
 OPTIONAL = ("sglang",)
 RUNTIMES = tuple(dict.fromkeys(name for names in GROUPS.values() for name in names))
 

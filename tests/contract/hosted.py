@@ -23,6 +23,7 @@ from shoal.wire.records import Record, unpack
 from shoal.worker.tokenise import Tokeniser
 from tests.contract.process import Process
 from tests.contract.subjects import Subject
+from tests.support.cache import cache_dir
 from tests.support.prepared import run_item
 from tests.support.runtime_models import array, sparse_rows
 
@@ -54,7 +55,7 @@ class Hosted(Process):
             reads = self.hello.traits.accepts_ids and "text" in entry.inputs
             self._tokenisers[entry.source] = (
                 Tokeniser(
-                    tokenizer_path(entry, self.folder),
+                    tokenizer_path(entry, cache_dir()),
                     entry.max_tokens,
                     bare=entry.family == "static",
                 )

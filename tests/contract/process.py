@@ -7,7 +7,6 @@ own items and answers (`hosted`, `speaking`, `adapted`).
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +23,8 @@ from shoal.ipc.messages import Hello, Loaded, Memory, ModelSpec
 from shoal.worker.supervise import RuntimeProcess
 from tests.contract.declared import OPTIONAL
 from tests.support.bundle_builds import built
+from tests.support.cache import cache_dir
+from tests.support.pace import limit_s
 
 T = TypeVar("T")
 
@@ -40,9 +41,8 @@ class Process:
         self.folder = folder
         self._loop = asyncio.Runner()
         self._process: RuntimeProcess | None = None
-        # One build for all processes of a run, unless there is one that was made before.
-        bundles = os.environ.get("SHOAL_TEST_BUNDLES") or folder.parent / "bundles"
-        self._shelf = Shelf(Path(bundles), read())
+        bundles = cache_dir() / "bundles"
+        self._shelf = Shelf(bundles, read())
 
     def start(self) -> None:
         """Starts it."""
@@ -72,7 +72,7 @@ class Process:
         """What a call gives, in the loop of this process."""
 
         async def bounded() -> T:
-            return await asyncio.wait_for(call, most_s)
+            return await asyncio.wait_for(call, limit_s(most_s))
 
         return self._loop.run(bounded())
 
@@ -104,7 +104,7 @@ class Process:
 
     def spec(self, entry: Entry) -> ModelSpec:
         """What the runtime is told of an entry."""
-        return model_spec(entry, self.folder)
+        return model_spec(entry, cache_dir())
 
     def load(self, entry: Entry) -> Loaded:
         """Loads an entry's model."""

@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from shoal.catalog.schema import Entry
+from tests.support.lazy import Lazy
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 WIDTH, LAYERS, CONTEXT = 64, 2, 1024
 _SPECIAL = ("<unk>", "<s>", "</s>")
@@ -31,14 +33,14 @@ def small_llama(folder: Path, runtime: str) -> Entry:
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         **dict(zip(("unk_token", "bos_token", "eos_token"), _SPECIAL, strict=True)),
     )
     fast.chat_template = _TEMPLATE
     fast.save_pretrained(folder)
     torch.manual_seed(3)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(vocabulary),
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
@@ -50,7 +52,7 @@ def small_llama(folder: Path, runtime: str) -> Entry:
         bos_token_id=1,
         eos_token_id=2,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return Entry(
         id="small-llama",
         tasks=["generate"],
@@ -76,8 +78,8 @@ def continued(
     folder: Path, prompts: Sequence[str], tokens: int, adapter: Path | None = None
 ) -> list[str]:
     """What transformers says to each prompt without chance, with an adapter through PEFT."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if adapter is not None:
         from peft import PeftModel
 

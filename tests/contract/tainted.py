@@ -8,22 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-import torch
 from msgspec.structs import replace
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertModel
 
 from shoal.catalog.schema import Entry, Output
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import save_tiny
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 WORD = 13
 
 
 def tainted_encoder(like: Entry, folder: Path) -> Entry:
     """A small BERT whose vector of the word `w13` is not a number, run as `like` is."""
-    save_tiny(BertModel, folder)
-    network = BertModel.from_pretrained(folder)
+    save_tiny(transformers.BertModel, folder)
+    network = transformers.BertModel.from_pretrained(folder)
     with torch.no_grad():
         network.embeddings.word_embeddings.weight[WORD] = torch.nan
     network.save_pretrained(folder)

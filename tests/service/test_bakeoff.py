@@ -8,7 +8,6 @@ import time
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertModel
 from typer.testing import CliRunner
 
 from shoal.bundles.shelf import shelf_of
@@ -24,7 +23,10 @@ from shoal.cli.main import app
 from shoal.errors import ModelUnavailable, SettingsError
 from shoal.runtimes.null_texts import SLOTS
 from shoal.worker.costs import CostBook
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import save_tiny
+
+transformers = Lazy("transformers")
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +44,7 @@ outputs: {{{output}: {{dim: 32}}}}
 def catalog(tmp_path_factory):
     """A catalog with a small random BERT, as an embedder and as a sparse encoder."""
     folder = tmp_path_factory.mktemp("catalog")
-    weights = save_tiny(BertModel, folder / "weights")
+    weights = save_tiny(transformers.BertModel, folder / "weights")
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(120)}, unk_token="w1"))  # noqa: S106
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(weights / "tokenizer.json"))

@@ -22,6 +22,7 @@ from shoal.queue.server import EmbeddedServer
 from shoal.queue.topology import Topology
 from shoal.queue.untouched import MAX_COUNTS
 from tests.conftest import NatsServer, run, until
+from tests.support.pace import limit_s
 
 
 async def opened(nats_server, **limits):
@@ -198,7 +199,7 @@ def test_bounds_log_of_the_broker(tmp_path):
     file.write_text(json.dumps(config))
     process = subprocess.Popen(command)
     try:
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + limit_s(20)
         while (address := server.address()) is None:
             assert time.monotonic() < give_up
             time.sleep(0.01)

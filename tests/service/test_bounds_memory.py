@@ -1,6 +1,7 @@
 """Memory, files and threads stay as they are, however many requests and loads there have been.
 
-`make soak` runs the same for longer: SOAK_REQUESTS and SOAK_LOADS say how many.
+The many requests are part of `make check-all`. `make soak` runs the same for longer: SOAK_REQUESTS
+and SOAK_LOADS say how many.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def files_of(process: psutil.Process) -> int:
     return process.num_fds() + process.num_threads()
 
 
+@pytest.mark.long
 def test_bounds_memory_is_flat_over_many_requests(tmp_path):
     """Resident memory of every process but the broker is flat; files and threads are as before."""
     server = Serve(tmp_path, "--devices", "cpu:1", models={"echo": "{}"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -177,10 +178,12 @@ def test_bundle_whose_build_is_given_up_leaves_nothing(tmp_path):
     mark = str(shelf.place(bundle))
 
     def at_work():
-        children = psutil.Process().children(recursive=True)
-        return [
-            each for each in children if "install" in (line := each.cmdline()) and mark in str(line)
-        ]
+        found = []
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it has just ended
+                if "install" in (line := each.cmdline()) and mark in str(line):
+                    found.append(each)
+        return found
 
     async def main():
         building = asyncio.create_task(shelf.home(bundle, lambda _: None))

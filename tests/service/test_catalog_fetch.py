@@ -21,6 +21,7 @@ from shoal.errors import ModelUnavailable, WeightsMissing
 from shoal.ipc.messages import RunItem
 from shoal.runtimes.registry import create
 from tests.support.hub_server import Hub
+from tests.support.pace import limit_s
 from tests.support.ports import free_port
 from tests.support.raw_http import until
 from tests.support.runtime_models import SPLADE, dense_rows, package_path, random_ids
@@ -64,7 +65,7 @@ def fetching(source, cache_dir, digests=None, **environment):
 
 
 def outcome(process):
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=limit_s(60))
     assert process.returncode == 0
     return json.loads(output)
 

@@ -20,6 +20,7 @@ from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run, until
+from tests.support.pace import limit_s
 
 
 def _entry(name="a", **more):
@@ -327,7 +328,7 @@ def test_catalog_survives_a_broker_that_forgets(tmp_path):
             server.stop()
             await until(lambda: not (a.connected or b.connected))
             await asyncio.to_thread(server.start)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(limit_s(10)):
                 while not (a.connected and await a.catalog.read()):
                     await asyncio.sleep(0.05)
             assert (await read_records(b.catalog)).keys() == {"kept"}

@@ -19,6 +19,7 @@ from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run
+from tests.support.pace import limit_s
 from tests.support.shoal_process import NULL_ENTRY, Serve, ShoalProcess
 
 pytestmark = pytest.mark.slow
@@ -89,7 +90,7 @@ async def _encode(client, url, model):
 
 async def _all_list(client, urls, names, within_s=WITHIN_S):
     """Waits until every gateway lists exactly these models."""
-    give_up = monotonic() + within_s
+    give_up = monotonic() + limit_s(within_s)
     while any([(await _listed(client, url)).keys() != names for url in urls]):
         assert monotonic() < give_up
         await asyncio.sleep(0.02)
@@ -103,7 +104,7 @@ def test_catalog_changes_reach_running_gateways(cluster):
 
     async def main():
         queue = await cluster.open_shelf()
-        async with httpx.AsyncClient(timeout=20) as client:
+        async with httpx.AsyncClient(timeout=limit_s(20)) as client:
             await _all_list(client, cluster.urls, {"echo"}, 10)
             await queue.catalog.put("bad", b"no record")
             await _write(queue, _entry("org/new.one"))
@@ -115,7 +116,7 @@ def test_catalog_changes_reach_running_gateways(cluster):
             assert await _encode(client, cluster.urls[0], "echo") == 404
             cluster.server.stop()
             await asyncio.to_thread(cluster.server.start)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(limit_s(10)):
                 while not queue.connected:
                     await asyncio.sleep(0.02)
             await _write(queue, _entry("later"))
@@ -139,7 +140,7 @@ def test_catalog_new_revision_rolls_over_without_a_failed_request(cluster):
             while monotonic() < until_s:
                 statuses.append(await _encode(client, url, "echo"))
 
-        async with httpx.AsyncClient(timeout=20) as client:
+        async with httpx.AsyncClient(timeout=limit_s(20)) as client:
             await _all_list(client, cluster.urls, {"echo"}, 10)
             until_s = monotonic() + 1.5
             asking = [asyncio.create_task(ask(client, url, until_s)) for url in cluster.urls * 4]

@@ -21,6 +21,7 @@ from shoal.catalog.load import load
 from shoal.catalog.resolve import resolve_source
 from shoal.cli.main import app
 from shoal.errors import CatalogError, ShoalError, UnknownModel
+from tests.support.pace import limit_s
 from tests.support.shoal_process import NULL_ENTRY, Serve
 
 pytestmark = pytest.mark.slow
@@ -101,7 +102,7 @@ def test_models_load_and_evict_until_the_workers_say_so(models):
 def test_models_pin_keeps_a_model_until_it_is_unpinned(models):
     """A pinned model is loaded by itself and not evicted; pinning twice changes nothing."""
     assert "pinned: false -> true" in models("pin", "other")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + limit_s(10)
     while models.rows()["other@1"]["state"] != "resident on 1":
         assert time.monotonic() < deadline
     assert "nothing to do" in models("pin", "other")
@@ -196,7 +197,7 @@ def test_models_remove_is_told_once_and_forgets(models):
     asking = threading.Thread(target=lambda: answers.append(models.server.post("/v1/encode", body)))
     asking.start()
     waiting = re.compile(r"^shoal_gateway_waiting_items [1-9]", re.MULTILINE)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + limit_s(10)
     while not waiting.search(httpx.get(f"{models.server.url}/metrics").text):
         assert time.monotonic() < deadline
     assert "- brief@1" in models("remove", "brief")
@@ -244,7 +245,7 @@ def test_models_apply_yields_to_who_was_faster(models, tmp_path):
             line = process.stdout.readline()
             assert line, process.stderr and process.stderr.read()
         models("pin", "shared")
-        _, errors = process.communicate("y\n", timeout=30)
+        _, errors = process.communicate("y\n", timeout=limit_s(30))
     assert process.returncode == 1
     assert "model `shared` was changed by someone else meanwhile" in errors
     assert models.rows()["shared@1"]["entry"]["pinned"] is True
@@ -262,7 +263,7 @@ class Asking:
         self._thread = threading.Thread(target=self._ask, daemon=True)
 
     def _ask(self) -> None:
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=limit_s(30)) as client:
             while not self._stop.is_set():
                 body = {"model": self._model, "inputs": ["a text"]}
                 answer = client.post(f"{self._url}/v1/encode", json=body)

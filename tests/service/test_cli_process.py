@@ -9,6 +9,7 @@ import pytest
 
 from shoal import __version__
 from shoal.cli.docs import main as docs_main
+from tests.support.pace import limit_s
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT = {"torch", "onnxruntime", "onnx", "numpy", "nats", "uvicorn", "httpx", "transformers"}
@@ -18,7 +19,7 @@ def shoal(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")} | variables
     command = [sys.executable, "-m", "shoal", *arguments]
     return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=30, env=environ
+        command, check=False, capture_output=True, text=True, timeout=limit_s(30), env=environ
     )
 
 

@@ -16,6 +16,7 @@ from shoal.gateway.edge import (
     MAX_URL_BYTES,
 )
 from tests.support.gateway_server import gateway_server
+from tests.support.pace import limit_s
 from tests.support.raw_http import connect, exchange, post, read_all
 
 ENCODE = {"model": "dense", "inputs": ["a"]}
@@ -235,5 +236,5 @@ def test_edges_deep_nesting_is_refused(served):
 def test_edges_body_of_small_lists_is_bounded_by_its_own_size(served):
     """Millions of empty lists are refused by the number of inputs, before any is looked into."""
     body = b'{"model":"dense","input":[' + b"[1]," * 2_000_000 + b"[1]]}"
-    answer = httpx.post(f"{served.url}/v1/embeddings", content=body, timeout=20)
+    answer = httpx.post(f"{served.url}/v1/embeddings", content=body, timeout=limit_s(20))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

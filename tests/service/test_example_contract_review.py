@@ -18,6 +18,7 @@ from examples.contract_review.findings import Findings, compare
 from shoal.catalog.load import load
 from shoal.cli.plan import read_trace
 from shoal.client import Entity
+from tests.support.pace import limit_s
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def run(live_server, tmp_path_factory):
     command += ["--url", live_server, "--documents", str(DOCUMENTS), "--seed", str(SEED)]
     command += ["--check", "--svg", str(svg), "--record", str(workload)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s(110)
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return Run(contracts(DOCUMENTS, SEED), done.stdout, svg, workload)

@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
-from transformers import BertForSequenceClassification, BertForTokenClassification
 
 from shoal.catalog.load import load
 from shoal.catalog.resolve import model_spec
@@ -18,6 +17,7 @@ from shoal.runtimes.onnx.export import export
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Inputs
 from shoal.wire.records import unpack
+from tests.support.lazy import Lazy
 from tests.support.prepared import Prepared
 from tests.support.runtime_models import (
     MINILM,
@@ -29,6 +29,8 @@ from tests.support.runtime_models import (
     spec,
     tiny_ids,
 )
+
+transformers = Lazy("transformers")
 
 
 def test_int8_export_is_small_close_to_its_source_and_served(tmp_path, capsys):
@@ -58,7 +60,7 @@ def runtime():
 
 def test_float32_export_of_a_cross_encoder_gives_its_logits(runtime, tmp_path):
     """Pooler and classifier are in the file; scores of pairs are those of the checkpoint."""
-    folder = save_tiny(BertForSequenceClassification, tmp_path / "m", num_labels=2)
+    folder = save_tiny(transformers.BertForSequenceClassification, tmp_path / "m", num_labels=2)
     source = spec(folder, tmp_path, tasks=["score"], scorer="joint")
     export(folder / "model.safetensors", source, folder / "whole.onnx", int8=False)
     ours = spec(
@@ -82,7 +84,7 @@ def test_float32_export_of_a_cross_encoder_gives_its_logits(runtime, tmp_path):
 def test_float32_export_of_a_token_classifier_finds_the_same(runtime, tmp_path):
     """Its logits are an output beside the hidden states, and are the one that extract takes."""
     tags = {"id2label": {0: "O", 1: "B-X", 2: "I-X"}, "num_labels": 3}
-    folder = save_tiny(BertForTokenClassification, tmp_path / "m", **tags)
+    folder = save_tiny(transformers.BertForTokenClassification, tmp_path / "m", **tags)
     source = spec(folder, tmp_path, tasks=["extract"])
     export(folder / "model.safetensors", source, folder / "whole.onnx", int8=False)
     runtime.load(source)
@@ -124,7 +126,9 @@ def described(folder, **fields):
 )
 def test_export_of_a_classifier_answers_as_its_source_does(runtime, tmp_path, config, fields):
     """What is exported from a catalog is loaded from the new one: equal classes and scores."""
-    folder = save_tiny(BertForSequenceClassification, tmp_path / "m", num_labels=3, **config)
+    folder = save_tiny(
+        transformers.BertForSequenceClassification, tmp_path / "m", num_labels=3, **config
+    )
     catalog = described(folder, **fields)
     export_model("own", catalog, tmp_path / "out", int8=False)
     sent = item("i", tiny_ids(9, 30), fields["tasks"][0], second_at=[4, 8])
@@ -141,7 +145,7 @@ def test_export_of_a_classifier_answers_as_its_source_does(runtime, tmp_path, co
 
 def test_export_refuses_vectors_beside_a_classifier_of_its_own(tmp_path):
     """One graph is read in one way."""
-    folder = save_tiny(BertForSequenceClassification, tmp_path / "m", num_labels=3)
+    folder = save_tiny(transformers.BertForSequenceClassification, tmp_path / "m", num_labels=3)
     fields = {"outputs": {"dense": {"dim": 32}}, "labels": ["x", "y", "z"]}
     catalog = described(folder, tasks=["encode", "classify"], **fields)
     with pytest.raises(ModelUnavailable, match="one of the two"):

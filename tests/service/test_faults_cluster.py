@@ -10,6 +10,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.load import Load, plain
 from tests.support.nats_cluster import TOKEN, NatsCluster
+from tests.support.pace import limit_s
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def test_faults_cluster_survives_the_death_of_one_node_after_another(tmp_path):
             url=cluster.url,
             token=TOKEN,
         )
-        asyncio.run(asyncio.wait_for(break_nodes(cluster, fleet), 90))
+        asyncio.run(asyncio.wait_for(break_nodes(cluster, fleet), limit_s(90)))
     finally:
         if fleet is not None:
             fleet.close()

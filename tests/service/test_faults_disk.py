@@ -16,6 +16,7 @@ from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.server import find_binary
 from shoal.queue.topology import Topology
 from tests.conftest import run, until
+from tests.support.pace import limit_s
 
 MIB = 1024**2
 LIMITS = QueueLimits(
@@ -93,7 +94,7 @@ def test_faults_disk_that_is_full_refuses_and_recovers(small_broker):
             assert delivery.data == ITEM
             await delivery.ack()
         await queue._link.flush()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit_s(10)):
             while refused:  # the broker counts what it gave up a moment later
                 refused.clear()
                 await submit()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
+from tests.conftest import until
 from tests.support.connection import Connection
 from tests.support.fleet import Fleet
 from tests.support.ledger import Ask, judge
 from tests.support.load import Load
+from tests.support.metrics import metric
+from tests.support.pace import limit_s
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +33,7 @@ def fleet(tmp_path_factory):
 
 def mixed(n):
     """Quick requests, and every eighth takes a while."""
-    return Ask(f"drain-{n}", "slow" if n % 8 == 7 else "echo", [f"drain {n}"], 8.0)
+    return Ask(f"drain-{n}", "slow" if n % 8 == 7 else "echo", [f"drain {n}"], limit_s(8))
 
 
 def test_faults_drain_rolling_restart_loses_nothing(fleet):
@@ -59,13 +63,15 @@ def test_faults_drain_rolling_restart_loses_nothing(fleet):
         asked = {row.ask.name for row in load.ledger.rows}
         assert asked == {row.ask.name for row in load.ledger.of("answered")}
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), limit_s(60)))
 
 
 async def one(fleet, ask, gateway=0):
     connection = await Connection.open(fleet.ports[gateway])
     begun_s = time.monotonic()
-    reply = await asyncio.wait_for(connection.post("/v1/encode", ask.body, ask.headers), 10)
+    reply = await asyncio.wait_for(
+        connection.post("/v1/encode", ask.body, ask.headers), limit_s(10)
+    )
     connection.close()
     return *judge(ask, reply, time.monotonic() - begun_s), reply
 
@@ -74,16 +80,17 @@ def test_faults_drain_gateway_stops_accepting_before_it_stops_answering(fleet):
     """A request under way at SIGTERM is answered; a new connection is refused meanwhile."""
 
     async def main():
-        await one(fleet, Ask("warm", "slow", ["warm"], 8.0))
+        await one(fleet, Ask("warm", "slow", ["warm"], limit_s(8)))
         open_ones = [
-            asyncio.create_task(one(fleet, Ask(f"open-{n}", "slow", [f"open {n}"], 8.0)))
+            asyncio.create_task(one(fleet, Ask(f"open-{n}", "slow", [f"open {n}"], limit_s(8))))
             for n in range(4)
         ]
-        await asyncio.sleep(0.15)
+        url = f"http://127.0.0.1:{fleet.ports[0]}"
+        await until(lambda: metric(url, "shoal_gateway_waiting_items") == 4, 10)
         fleet.gateways[0].process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.25)
-        with pytest.raises(OSError):  # noqa: PT011 - refused or reset
-            await one(fleet, Ask("late", "echo", ["late"], 8.0))
+        with suppress(OSError):  # refused or reset, once it has heard the signal
+            while True:
+                await one(fleet, Ask("late", "echo", ["late"], limit_s(8)))
         for verdict, detail, _ in await asyncio.gather(*open_ones):
             assert verdict == "answered", f"{detail}\n{fleet.output}"
         assert await asyncio.to_thread(fleet.end_gateway, 0, signal.SIGTERM) == 0
@@ -94,12 +101,13 @@ def test_faults_drain_gateway_stops_accepting_before_it_stops_answering(fleet):
 
 def test_faults_drain_gateway_that_must_leave_says_so(tmp_path):
     """A request that outlasts the time for leaving gets a clear 503, and no bare 500."""
-    models = {"sleepy": "{sleep_s: 3.0}"}
+    models = {"sleepy": f"{{sleep_s: {limit_s(3)}}}"}
     fleet = Fleet(tmp_path, *FLAGS, models=models, shutdown_s=1.0)
+    url = f"http://127.0.0.1:{fleet.ports[0]}"
 
     async def main():
-        sent = asyncio.create_task(one(fleet, Ask("long", "sleepy", ["long"], 20.0)))
-        await asyncio.sleep(0.5)
+        sent = asyncio.create_task(one(fleet, Ask("long", "sleepy", ["long"], limit_s(20))))
+        await until(lambda: metric(url, "shoal_gateway_waiting_items") == 1, 10)
         assert await asyncio.to_thread(fleet.end_gateway, 0, signal.SIGTERM) == 0
         verdict, detail, reply = await sent
         assert verdict == "failed:shutting_down", detail
@@ -107,7 +115,7 @@ def test_faults_drain_gateway_that_must_leave_says_so(tmp_path):
         assert not fleet.tracebacks()
 
     try:
-        asyncio.run(asyncio.wait_for(main(), 30))
+        asyncio.run(asyncio.wait_for(main(), limit_s(30)))
     finally:
         fleet.close()
 
@@ -116,20 +124,21 @@ def test_faults_drain_worker_gives_back_what_it_cannot_finish(tmp_path):
     """With no time to finish, a leaving worker hands its items to its successor at once."""
     models = {"sleepy": "{sleep_s: 0.7}"}
     fleet = Fleet(tmp_path, *FLAGS, models=models, worker_flags=("--drain-s", "0.1"))
+    url = f"http://127.0.0.1:{fleet.ports[0]}"
 
     async def main():
-        asks = [Ask(f"held-{n}", "sleepy", [f"held {n} " * 900], 20.0) for n in range(3)]
+        asks = [Ask(f"held-{n}", "sleepy", [f"held {n} " * 900], limit_s(20)) for n in range(3)]
         sent = [asyncio.create_task(one(fleet, ask)) for ask in asks]
-        await asyncio.sleep(0.5)
+        await until(lambda: metric(url, "shoal_gateway_waiting_items") == 3, 10)
         begun_s = time.monotonic()
         assert await asyncio.to_thread(fleet.end_worker, 0, signal.SIGTERM) == 0
-        assert time.monotonic() - begun_s < 3
+        assert time.monotonic() - begun_s < limit_s(3)
         await asyncio.to_thread(fleet.start_worker, 0)
         for verdict, detail, _ in await asyncio.gather(*sent):
             assert verdict == "answered", f"{detail}\n{fleet.output}"
 
     try:
-        asyncio.run(asyncio.wait_for(main(), 30))
+        asyncio.run(asyncio.wait_for(main(), limit_s(30)))
     finally:
         fleet.close()
 
@@ -148,4 +157,4 @@ def test_faults_drain_broker_that_is_told_to_stop_comes_back_with_all_work(fleet
         assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
         assert not load.ledger.of("failed:deadline"), str(load.ledger)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), limit_s(60)))

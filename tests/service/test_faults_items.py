@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import pytest
 
+from tests.support.pace import limit_s
 from tests.support.shoal_process import Serve
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def serve(tmp_path_factory):
 
 async def beside_neighbours(serve, bad):
     """The answer to a bad text that is sent among good ones, and the good ones' answers."""
-    async with httpx.AsyncClient(base_url=serve.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=serve.url, timeout=limit_s(60)) as client:
 
         def post(text):
             return client.post("/v1/encode", json={"model": "frail", "inputs": text})

@@ -10,6 +10,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.ledger import Ask
 from tests.support.load import Load
+from tests.support.pace import limit_s
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 def long_and_short(n):
     """Every other request is so long that its items go through the payload store."""
     words = "long " * 600 if n % 2 else ""
-    return Ask(f"p-{n}", "echo", [f"p {n} text {i} {words}" for i in range(12)], 10.0)
+    return Ask(f"p-{n}", "echo", [f"p {n} text {i} {words}" for i in range(12)], limit_s(10))
 
 
 class Hasty(Load):

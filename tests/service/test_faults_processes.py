@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import until
 from tests.support.fleet import Fleet
 from tests.support.load import Load
+from tests.support.metrics import metric
+from tests.support.pace import limit_s
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ def under_load(fleet, break_it, **options):
         assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
         return load.ledger
 
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), limit_s(60)))
 
 
 def test_faults_processes_runtime_is_killed(fleet):
@@ -122,7 +124,7 @@ async def ready(url):
 
 
 async def until_ready(urls, state, timeout_s=10.0):
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(limit_s(timeout_s)):
         for url in urls:
             while await ready(url) != state:
                 await asyncio.sleep(0.02)
@@ -132,11 +134,6 @@ def sizes(fleet):
     """Open files of the gateways and workers."""
     processes = [psutil.Process(p.process.pid) for p in (*fleet.gateways, *fleet.workers)]
     return [p.num_fds() for p in processes]
-
-
-def gauge(url, name):
-    text = httpx.get(f"{url}/metrics").text
-    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
@@ -166,7 +163,7 @@ def test_faults_processes_broker_is_killed(request, storage):
     ledger = under_load(fleet, break_it)
     assert len(away) > 20
     assert {row.verdict for row in away} == {"refused:queue_unavailable"}
-    assert max(row.took_s for row in away) < 0.5
+    assert max(row.took_s for row in away) < limit_s(0.5)
     if storage == "file":
         assert not ledger.of("failed:deadline_exceeded"), str(ledger)
-    asyncio.run(until(lambda: all(gauge(u, "shoal_gateway_waiting_items") == 0 for u in urls)))
+    asyncio.run(until(lambda: all(metric(u, "shoal_gateway_waiting_items") == 0 for u in urls)))

@@ -7,14 +7,16 @@ from base64 import b64encode
 import httpx
 import msgspec
 import numpy as np
-import openai
 import pytest
 
 from shoal.runtimes.null_records import record
 from shoal.wire.envelope import Params
 from tests.support.bad_files import WAV, form, png_header
 from tests.support.gateway_server import gateway_server
+from tests.support.lazy import Lazy
 from tests.support.local_submits import token_vectors, vector
+
+openai = Lazy("openai")
 
 PNG = png_header(3, 5)
 BROKEN = PNG + b"broken"

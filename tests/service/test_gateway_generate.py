@@ -8,12 +8,14 @@ import time
 
 import httpx
 import msgspec
-import openai
 import pytest
 
 from tests.support.gateway_server import gateway_server
+from tests.support.lazy import Lazy
 from tests.support.local_texts import LONG_WORDS, PROMPT_TOKENS, WORDS, words_of
 from tests.support.raw_http import connect, post, read_all, until
+
+openai = Lazy("openai")
 
 CHAT, PLAIN, NATIVE = "/v1/chat/completions", "/v1/completions", "/v1/generate"
 WRITE_TIMEOUT_S = 1.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import openai
 import pytest
 
 from tests.support.gateway_server import gateway_server
+from tests.support.lazy import Lazy
+
+openai = Lazy("openai")
 
 MODEL = "dense"
 DIM = 8

@@ -28,6 +28,7 @@ from shoal.runtimes.null import numbers
 from shoal.runtimes.null_texts import word
 from tests.conftest import run
 from tests.support.lora import MODULE, write_adapter
+from tests.support.pace import limit_s
 from tests.support.shoal_process import NULL_ENTRY, Serve
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,7 @@ def _expected(key, text="a text"):
 
 def _soon(server, model, status):
     """The answer once it has the status."""
-    give_up = monotonic() + PATIENCE_S
+    give_up = monotonic() + limit_s(PATIENCE_S)
     while (answer := _encode(server, model)).status_code != status:
         assert monotonic() < give_up, answer.text
     return answer
@@ -144,7 +145,7 @@ def test_lora_added_adapter_is_served_fresh_and_gone_when_removed(serve, lora, t
 
     write_adapter(folder, seed=2)
     assert lora("add", "alias@tone", "--source", folder)[0] == 0
-    give_up = monotonic() + PATIENCE_S
+    give_up = monotonic() + limit_s(PATIENCE_S)
     while (fresh := _vector(_encode(serve, "base@tone")) == _expected(first)).all():
         assert monotonic() < give_up
     assert not fresh.any()
@@ -246,7 +247,7 @@ def test_lora_thousand_registered_and_a_few_resident_answer_apart(serve, lora):
     residents = []
 
     async def main():
-        async with httpx.AsyncClient(base_url=serve.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=serve.url, timeout=limit_s(60)) as client:
             left = iter(enumerate(chosen))
 
             async def ask():
@@ -282,7 +283,7 @@ def test_lora_texts_of_many_adapters_grow_beside_one_another(serve):
     _write(serve, voices)
 
     async def main():
-        async with httpx.AsyncClient(base_url=serve.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=serve.url, timeout=limit_s(60)) as client:
             chosen = [*voices, None] * 3
             names = [voice.id if voice else "writer" for voice in chosen]
             bodies = [{"model": name, "inputs": "once upon a time"} for name in names]
@@ -294,7 +295,7 @@ def test_lora_texts_of_many_adapters_grow_beside_one_another(serve):
             assert answer.json()["data"][0]["text"] == "".join(words)
             assert answer.json()["model"] == (voice.id if voice else "writer")
 
-    give_up = monotonic() + PATIENCE_S
+    give_up = monotonic() + limit_s(PATIENCE_S)
     while httpx.get(f"{serve.url}/v1/models/{voices[-1].id}").status_code != 200:
         assert monotonic() < give_up
     run(main(), 60)
@@ -307,7 +308,7 @@ def test_lora_broken_adapter_fails_alone(serve):
     _soon(serve, "base@bad", 503)
 
     async def main():
-        async with httpx.AsyncClient(base_url=serve.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=serve.url, timeout=limit_s(60)) as client:
             names = ["base", "base@bad", "base@kept"] * 10
             bodies = [{"model": name, "inputs": ["a text"]} for name in names]
             answers = await asyncio.gather(*(client.post("/v1/encode", json=b) for b in bodies))
@@ -326,12 +327,12 @@ def test_lora_slow_fetch_holds_up_nobody_else(serve):
     """
     slow = Adapter(name="slow", base="base", source="s3://bucket/slow")
     _write(serve, [slow])
-    give_up = monotonic() + PATIENCE_S
+    give_up = monotonic() + limit_s(PATIENCE_S)
     while httpx.get(f"{serve.url}/v1/models/base@slow").status_code != 200:
         assert monotonic() < give_up
 
     async def main():
-        async with httpx.AsyncClient(base_url=serve.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=serve.url, timeout=limit_s(60)) as client:
             deadline = {"X-Shoal-Deadline-Ms": "4000"}
             body = {"model": "base@slow", "inputs": ["a text"]}
             waiting = [

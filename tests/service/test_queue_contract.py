@@ -11,6 +11,7 @@ import pytest
 from shoal.errors import QueueFull, QueueUnavailable
 from shoal.wire.envelope import DeadLetter, Failure
 from tests.conftest import run, until
+from tests.support.pace import limit_s
 from tests.support.queues import LIMITS, MODEL, Line, opened, submit
 
 
@@ -33,7 +34,7 @@ def test_queue_delivers_what_was_submitted_in_order(pool):
             got = [await line.one() for _ in range(3)]
             assert [d.data for d in got] == [b"0", b"1", b"2"]
             assert [d.attempt for d in got] == [1, 1, 1]
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             for d in got:
                 await d.ack()
 
@@ -50,7 +51,7 @@ def test_queue_pull_waits_for_work_and_expires(pool):
             await line.pull(max_items=2, expires_s=0.3)
             await submit(queue, b"late")
             assert (await line.one()).data == b"late"
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.empty()
 
     run(main())
@@ -65,7 +66,7 @@ def test_queue_lanes_and_models_are_separate_lines(pool):
             line = Line(queue)
             await submit(queue, b"bulk", lane="bulk")
             await line.pull(expires_s=0.3)
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.empty()
             await line.pull(lane="bulk")
             assert (await line.one()).data == b"bulk"
@@ -86,7 +87,7 @@ def test_queue_full_line_refuses_with_queue_full(pool):
             assert [type(e) for e in refused] == [QueueFull]
             line = Line(queue)
             await line.pull(max_items=10, expires_s=0.5)
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.qsize() == LIMITS.max_queued_per_line
 
     run(main())
@@ -103,7 +104,7 @@ def test_queue_same_item_id_is_one_item(pool):
             await submit(queue, item_id=item_id)
             line = Line(queue)
             await line.pull(max_items=5, expires_s=0.4)
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.qsize() == 1
 
     run(main())
@@ -142,7 +143,7 @@ def test_queue_in_progress_keeps_an_item(pool):
                 await asyncio.sleep(0.2)
                 await held.in_progress()
             await held.ack()
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.empty()
 
     run(main())
@@ -199,7 +200,7 @@ def test_queue_acked_item_is_gone(pool):
                 await line.pull()
                 await (await line.one()).ack()
             await line.pull(expires_s=0.7)
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.empty()
 
     run(main())
@@ -215,7 +216,7 @@ def test_queue_item_expires_with_its_ttl(pool):
             await asyncio.sleep(2.6)  # brokers keep whole seconds
             line = Line(queue)
             await line.pull(expires_s=0.3)
-            await asyncio.wait_for(line.ended.wait(), 5)
+            await asyncio.wait_for(line.ended.wait(), limit_s(5))
             assert line.got.empty()
 
     run(main())

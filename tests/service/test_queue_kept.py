@@ -14,6 +14,7 @@ from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run, until
+from tests.support.pace import limit_s
 
 LIMITS = QueueLimits(kept_max_bytes=64 * 1024, leases_max_bytes=64 * 1024)
 
@@ -153,7 +154,7 @@ def test_kept_store_that_is_away_refuses_at_once(tmp_path):
         queue = await JetStreamQueue.open(server.address, topology, name="test")
         server.stop()
         await until(lambda: not queue.connected)
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(limit_s(0.5)):
             with pytest.raises(QueueUnavailable):
                 await queue.kept.claim("key", b"x", 30)
             with pytest.raises(QueueUnavailable):

@@ -12,6 +12,7 @@ from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology, name_of, token
 from tests.conftest import run
+from tests.support.pace import limit_s
 from tests.support.queues import Line, opened, submit
 
 
@@ -40,7 +41,7 @@ def test_queue_counts_are_what_was_published(pool):
             await worker.ensure_lines(ODD_MODELS)
 
             async def counted():
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(limit_s(5)):
                     while await worker.counts() != want:
                         await asyncio.sleep(0.02)
 
@@ -68,12 +69,12 @@ def test_queue_removes_the_lines_that_hold_nothing(pool):
             line = Line(queue, "held@1")
             await line.pull()
             held = await line.one()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(limit_s(5)):
                 while len(await queue.counts()) < 2:
                     await asyncio.sleep(0.02)
             assert await queue.remove_lines(["empty@1", "bulk@1", "held@1"]) == ["empty@1"]
             await held.ack()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(limit_s(5)):
                 while not await queue.remove_lines(["held@1"]):
                     await asyncio.sleep(0.02)
             again = Line(queue, "empty@1")

@@ -13,6 +13,7 @@ from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run, until
+from tests.support.pace import limit_s
 
 LIMITS = QueueLimits(ack_wait_s=2.0)
 MODEL = "org/some.model"
@@ -81,11 +82,11 @@ def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
             await until(lambda: not gateway.connected and not worker.connected)
             await asyncio.to_thread(server.start)
             await until(lambda: gateway.connected and worker.connected, 10)
-            await asyncio.wait_for(open_pull.wait(), 5)
+            await asyncio.wait_for(open_pull.wait(), limit_s(5))
             await _submit(gateway, b"after", refused)
             texts = set()
             wanted = {*(b"before %d" % n for n in range(5, 20)), b"after"}
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(limit_s(15)):
                 while not wanted <= texts:
                     again = []
                     await (await _pull(worker, again)).wait()
@@ -124,14 +125,14 @@ def test_queue_broker_that_forgot_everything_gets_back_what_is_still_wanted(tmp_
             return {info.name for info in infos}
 
         lines = {topology.consumer(model, "interactive") for model in wanted}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit_s(5)):
             while not lines <= await made():
                 await asyncio.sleep(0.02)
         back = _back(queue)
         server.stop()
         await until(lambda: not queue.connected)
         await asyncio.to_thread(server.start)
-        await asyncio.wait_for(back.wait(), 10)
+        await asyncio.wait_for(back.wait(), limit_s(10))
         assert await made() == lines
         keeping.cancel()
         await queue.close()
@@ -150,16 +151,16 @@ def test_queue_pulls_of_an_outage_do_not_pile_up(tmp_path):
         server.stop()
         await until(lambda: not worker.connected)
         for _ in range(5):
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(limit_s(0.5)):
                 with pytest.raises(QueueUnavailable):
                     await _pull(worker, got)
         await asyncio.to_thread(server.start)
         gateway = await _open(server)
         for n in range(20):
             await _submit(gateway, b"%d" % n, [])
-        await asyncio.wait_for(back.wait(), 10)
+        await asyncio.wait_for(back.wait(), limit_s(10))
         ended = await _pull(worker, got, max_items=3)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), limit_s(5))
         await (await _pull(gateway, rest := [], max_items=20)).wait()
         assert len(got) == 3
         assert [delivery.attempt for delivery in (*got, *rest)] == [1] * 20
@@ -184,7 +185,7 @@ def test_queue_items_that_arrive_after_their_pull_ended_have_had_no_attempt(nats
         for n in range(10):
             await _submit(b, b"%d" % n, [])
         await until(lambda: len(a._untouched._counts) == 10)
-        await asyncio.wait_for((await _pull(b, got)).wait(), 5)
+        await asyncio.wait_for((await _pull(b, got)).wait(), limit_s(5))
         assert [delivery.attempt for delivery in got] == [1] * 10
         await a.close()
         await b.close()
@@ -204,7 +205,7 @@ def test_queue_large_messages_arrive_whole_among_small_ones(nats_server):
         for data in sent:
             await _submit(queue, data, refused)
         ended = await _pull(queue, got, max_items=len(sent))
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), limit_s(10))
         assert [delivery.data for delivery in got] == sent
         assert not refused
         await queue.close()

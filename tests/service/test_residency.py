@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from tests.support.pace import limit_s
 from tests.support.shoal_process import Serve
 
 MODEL_MIB = 60
@@ -48,7 +49,7 @@ def embed(serve, model, text="hello", deadline_ms=20_000):
         f"{serve.url}/v1/encode",
         json={"model": model, "inputs": [text]},
         headers={"x-shoal-deadline-ms": str(deadline_ms)},
-        timeout=60,
+        timeout=limit_s(60),
     )
 
 
@@ -110,7 +111,7 @@ def test_fleet_says_at_once_why_a_model_cannot_be_loaded(fleet):
     answer = embed(fleet, "broken")
     assert answer.status_code == 503
     assert "broken" in answer.json()["message"]
-    assert time.monotonic() - begun_s < 10
+    assert time.monotonic() - begun_s < limit_s(10)
     assert embed(fleet, "m1").status_code == 200
 
 

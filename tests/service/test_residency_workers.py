@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.fleet import Fleet
+from tests.support.pace import limit_s
 
 FLAGS = ("--ack-wait-s", "1")
 MODELS = {f"m{n}": "{load_s: 0.5}" for n in range(5)} | {
@@ -28,7 +29,9 @@ def pool(tmp_path_factory):
 def embed(pool, model, text="hello"):
     url = f"http://127.0.0.1:{pool.ports[0]}/v1/encode"
     headers = {"x-shoal-deadline-ms": "20000"}
-    return httpx.post(url, json={"model": model, "inputs": [text]}, headers=headers, timeout=60)
+    return httpx.post(
+        url, json={"model": model, "inputs": [text]}, headers=headers, timeout=limit_s(60)
+    )
 
 
 def burst(pool, model, n):
@@ -52,7 +55,7 @@ def loads(pool, model):
 
 def settled(pool, model, copies, within_s=10.0):
     """Waits until a model has so many copies; how many it has in the end."""
-    give_up = time.monotonic() + within_s
+    give_up = time.monotonic() + limit_s(within_s)
     while sum(loads(pool, model)) < copies and time.monotonic() < give_up:
         time.sleep(0.05)
     return sum(loads(pool, model))

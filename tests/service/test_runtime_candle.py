@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shoal.bundles.definition import read
-from shoal.bundles.shelf import Shelf
 from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, ShoalError
 from shoal.ipc.messages import ItemDone, Ran, RunItem
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Params, Result
-from tests.conftest import run
-from tests.support.bundle_builds import started
+from tests.support.candle_texts import Held, held
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     MINILM,
     array,
@@ -33,6 +28,9 @@ from tests.support.runtime_models import (
     tokenizer,
 )
 from tests.support.shoal_process import Serve, ShoalProcess
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 pytestmark = pytest.mark.slow
 
@@ -50,23 +48,26 @@ def cache(candle_cache):
     return candle_cache
 
 
-def ran(cache: Path, model, *items: RunItem, block_tokens: int | None = None) -> Ran:
-    """What becomes of a batch in a runtime process of its own."""
-    shelf = Shelf(cache / "bundles", read())
-    found = []
+@pytest.fixture(scope="module")
+def candle(candle_cache):
+    """A runtime process for all tests; each loads its own model in the place of the last."""
+    with held(candle_cache) as process:
+        yield process
+
+
+def ran(candle: Held, model, *items: RunItem, block_tokens: int | None = None) -> Ran:
+    """What becomes of a batch."""
 
     async def main():
-        async with started(shelf, shelf.named("candle"), "candle") as (_, connection):
-            await connection.load(model)
-            found.append(await connection.run(model.key, list(items), block_tokens))
+        await candle.connection.load(model)
+        return await candle.connection.run(model.key, list(items), block_tokens)
 
-    run(main(), timeout_s=60)
-    return found[0]
+    return candle.run(main())
 
 
-def answers(cache: Path, model, *items: RunItem, block_tokens: int | None = None):
-    """The outcomes of a batch in a runtime process of its own, and the padded tokens."""
-    done = ran(cache, model, *items, block_tokens=block_tokens)
+def answers(candle: Held, model, *items: RunItem, block_tokens: int | None = None):
+    """The outcomes of a batch, and the padded tokens."""
+    done = ran(candle, model, *items, block_tokens=block_tokens)
     return [outcome(one) for one in done.items], done.padded_tokens
 
 
@@ -85,13 +86,13 @@ def minilm(cache, **fields):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_candle_vectors_are_those_of_the_onnx_runtime(cache, pooling):
+def test_candle_vectors_are_those_of_the_onnx_runtime(candle, cache, pooling):
     """Cosine >= 0.99999 on ragged texts, by the entry's pooling and not the folder's own."""
     onnx = create("onnx", "cpu", 1)
     onnx.load(minilm(cache, pooling=pooling))
     expected = array(run_one(onnx, item("i", ids_of(package_path(MINILM), *TEXTS))), "dense")
     (together, *alone), _ = answers(
-        cache,
+        candle,
         minilm(cache, pooling=pooling),
         *(encode("all", TEXTS), *(encode(text, [text]) for text in TEXTS)),
     )
@@ -99,22 +100,22 @@ def test_candle_vectors_are_those_of_the_onnx_runtime(cache, pooling):
     assert cosines([array(one, "dense")[0] for one in alone], expected).min() >= 0.99999
 
 
-def test_candle_blocks_are_of_like_lengths_and_equal_texts_run_once(cache):
+def test_candle_blocks_are_of_like_lengths_and_equal_texts_run_once(candle, cache):
     """Sorted by length into passes of at most the budget; one pass where the budget is 0."""
     lengths = [len(ids) for ids in ids_of(package_path(MINILM), *TEXTS)]
     batch = [encode("a", TEXTS), encode("b", TEXTS[::-1])]
-    (first, second), padded_tokens = answers(cache, minilm(cache), *batch, block_tokens=256)
+    (first, second), padded_tokens = answers(candle, minilm(cache), *batch, block_tokens=256)
     assert sum(lengths) <= padded_tokens < len(lengths) * max(lengths)
     assert array(first, "dense") == pytest.approx(array(second, "dense")[::-1], abs=0)
-    _, padded_tokens = answers(cache, minilm(cache), *batch, block_tokens=0)
+    _, padded_tokens = answers(candle, minilm(cache), *batch, block_tokens=0)
     assert padded_tokens == len(lengths) * max(lengths)
 
 
-def test_candle_answers_in_the_forms_of_every_runtime(cache):
+def test_candle_answers_in_the_forms_of_every_runtime(candle, cache):
     """Dimensions, number formats and lengths as asked; a score is the cosine of the vectors."""
     texts = TEXTS[:3]
     outcomes, _ = answers(
-        cache,
+        candle,
         minilm(cache, tasks=["encode", "score"]),
         encode("plain", texts),
         encode("raw", texts, normalize=False),
@@ -129,14 +130,14 @@ def test_candle_answers_in_the_forms_of_every_runtime(cache):
     assert array(outcomes[3], "scores") == pytest.approx(plain[1:] @ plain[0], abs=1e-5)
 
 
-def test_candle_faults_of_an_item_are_its_own(cache):
+def test_candle_faults_of_an_item_are_its_own(candle, cache):
     """Too long, an unknown output, another task: each fails alone and names what is wrong.
 
     Too long is cut where the request says so, to what the other runtimes read of it.
     """
     long = "word " * 300
     outcomes, _ = answers(
-        cache,
+        candle,
         minilm(cache),
         encode("long", ["a", long]),
         encode("cut", [long], truncate=True),
@@ -153,30 +154,30 @@ def test_candle_faults_of_an_item_are_its_own(cache):
     assert cosines(array(cut, "dense"), array(well, "dense")).min() >= 0.999999
 
 
-def test_candle_item_with_an_adapter_fails_alone(cache):
+def test_candle_item_with_an_adapter_fails_alone(candle, cache):
     """An embedder has no adapters: who names one is not answered by the bare model."""
     items = (
         encode("bare", ["a"]),
         msgspec.structs.replace(encode("adapted", ["a"]), adapter="m@a@1"),
     )
-    (bare, adapted), _ = answers(cache, minilm(cache), *items)
+    (bare, adapted), _ = answers(candle, minilm(cache), *items)
     assert isinstance(bare, Result)
     assert isinstance(adapted, ModelUnavailable)
     assert "m@a@1 is not loaded" in str(adapted)
 
 
-def test_candle_text_that_is_too_long_fails_alone(cache):
+def test_candle_text_that_is_too_long_fails_alone(candle, cache):
     """In a partial item its neighbours are answered, and it has its own error."""
     texts = ["a", "word " * 300, "b"]
     items = (encode("mixed", texts, partial=True), encode("alone", ["a", "b"]))
-    mixed, alone = ran(cache, minilm(cache), *items).items
+    mixed, alone = ran(candle, minilm(cache), *items).items
     assert list(mixed.failures) == [1]
     assert mixed.failures[1].code == InputTooLong.code
     found, expected = (array(outcome(one), "dense") for one in (mixed, alone))
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_candle_decoder_pools_the_last_token(cache, tmp_path):
+def test_candle_decoder_pools_the_last_token(candle, cache, tmp_path):
     """A Qwen3 folder, as transformers saves it, without any pooling files: the reference's."""
     words = {f"w{i}": i for i in range(120)}
     plain = Tokenizer(models.WordLevel(words))
@@ -200,7 +201,7 @@ def test_candle_decoder_pools_the_last_token(cache, tmp_path):
     ids = [[(7 * i + n) % 119 + 1 for i in range(n)] for n in lengths]
     texts = [" ".join(f"w{i}" for i in one) for one in ids]
     model = spec(folder, cache, pooling="last", normalize=False, max_tokens=64, outputs=["dense"])
-    (result,), _ = answers(cache, model, encode("i", texts))
+    (result,), _ = answers(candle, model, encode("i", texts))
     with torch.inference_mode():
         for ours, one in zip(array(result, "dense"), ids, strict=True):
             theirs = network(torch.tensor([one])).last_hidden_state[0, -1].numpy()
@@ -216,17 +217,17 @@ def test_candle_decoder_pools_the_last_token(cache, tmp_path):
         ({"weights": "pytorch_model.bin"}, "no safetensors file"),
     ],
 )
-def test_candle_model_that_it_cannot_serve_does_not_load(cache, tmp_path, fields, what):
+def test_candle_model_that_it_cannot_serve_does_not_load(candle, cache, tmp_path, fields, what):
     """What the runtime lacks is said at the load; a pickle is never read."""
     folder = save_tiny(transformers.BertModel, tmp_path / "model")
     tokenizer(package_path(MINILM)).save(str(folder / "tokenizer.json"))
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(ModelUnavailable, match=what):
-        answers(cache, spec(folder, cache, **({"outputs": ["dense"]} | fields)))
+        answers(candle, spec(folder, cache, **({"outputs": ["dense"]} | fields)))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "whale"}))
     with pytest.raises(ModelUnavailable, match="whale"):
-        answers(cache, spec(folder, cache, max_tokens=16, outputs=["dense"]))
+        answers(candle, spec(folder, cache, max_tokens=16, outputs=["dense"]))
 
 
 def test_candle_is_built_by_the_first_request_and_says_so(tmp_path):

@@ -8,11 +8,13 @@ import time
 
 import psutil
 import pytest
-import torch
 
 from shoal.errors import InputTooLong, InvalidRequest, ModelUnavailable, RunFailed
 from tests.support.candle_texts import Tiny, chat, held, text, without_template, words_only
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import package_path, spec
+
+torch = Lazy("torch")
 
 pytestmark = pytest.mark.slow
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from transformers import BertForSequenceClassification
 
 from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.runtimes.registry import create
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import array, item, run_one, save_tiny, spec, tiny_ids
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 SENT = tiny_ids(5, 9, 30)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_tiny(BertForSequenceClassification, tmp_path_factory.mktemp("tiny"), num_labels=3)
+    return save_tiny(
+        transformers.BertForSequenceClassification, tmp_path_factory.mktemp("tiny"), num_labels=3
+    )
 
 
 @pytest.fixture(scope="module")
 def logits(folder):
-    model = BertForSequenceClassification.from_pretrained(folder).eval()
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         return np.concatenate([model(torch.tensor([ids])).logits.numpy() for ids in SENT])
 

@@ -44,7 +44,7 @@ def cache_dir(tmp_path_factory):
 def loaded(request, cache_dir):
     """A runtime with MiniLM (`minilm`) and its fine-tuned sibling (`tuned`) in it."""
     name, options = request.param
-    runtime = create(name, "cpu", 2)
+    runtime = create(name, "cpu", 1)
     for key, place in (("minilm", MINILM), ("tuned", FINE_TUNED)):
         runtime.load(
             spec(
@@ -170,7 +170,7 @@ def test_padded_tokens_count_what_was_computed(loaded, request):
 @pytest.mark.parametrize(("name", "options"), [("onnx", {}), ("torch", {})], ids=["onnx", "torch"])
 def test_poolings_take_the_real_tokens(cache_dir, sequences, name, options, pooling):
     """cls, last and mean see real tokens alone, though the batch is ragged."""
-    runtime = create(name, "cpu", 2)
+    runtime = create(name, "cpu", 1)
     folder = package_path(MINILM)
     runtime.load(spec(folder, cache_dir, pooling=pooling, normalize=False, options=options))
     chosen = sequences[1:5]
@@ -186,7 +186,7 @@ def test_an_exported_graph_batches_like_it_runs_alone(cache_dir):
     ort = pytest.importorskip("onnxruntime")
     path = package_path(INT8) / "model.onnx"
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    runtime = create("onnx", "cpu", 2)
+    runtime = create("onnx", "cpu", 1)
     runtime.load(spec(path.parent, cache_dir, weights="model.onnx", max_tokens=512))
     chosen = [random_ids(length) for length in (1, 2, 17, 128, 129, 256)]
     theirs = []
@@ -211,7 +211,7 @@ def test_sentence_transformers_agrees_on_texts(cache_dir):
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(
         texts, normalize_embeddings=True, show_progress_bar=False
     )
-    runtime = create("onnx", "cpu", 2)
+    runtime = create("onnx", "cpu", 1)
     runtime.load(spec(folder, cache_dir))
     ours = dense_rows(runtime.run("m@1", [item("i", ids_of(folder, *texts))]))
     assert cosines(ours, list(theirs)).min() >= 0.9999

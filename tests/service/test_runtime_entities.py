@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from transformers import BertForTokenClassification, BertModel
 
 from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.ipc.messages import RunItem
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Inputs, Params
 from shoal.wire.records import unpack
+from tests.support.lazy import Lazy
 from tests.support.prepared import demo
 from tests.support.runtime_models import item, run_one, save_tiny, spec, tiny_ids
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 # Label and text of what is in each sentence; all of it is found with certainty.
 SENTENCES = {
@@ -108,14 +110,16 @@ TAGS = {"id2label": {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y", 4: "I-Y"}, "num_label
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return save_tiny(BertForTokenClassification, tmp_path_factory.mktemp("tiny"), **TAGS)
+    return save_tiny(
+        transformers.BertForTokenClassification, tmp_path_factory.mktemp("tiny"), **TAGS
+    )
 
 
 def test_checkpoint_gives_the_reference_probabilities(tiny, tmp_path):
     """Every token's best label and its score are what transformers computes, padded or not."""
     runtime = create("onnx", "cpu", 1)
     runtime.load(spec(tiny, tmp_path, tasks=["extract"], extracts=["entities"]))
-    reference = BertForTokenClassification.from_pretrained(tiny).eval()
+    reference = transformers.BertForTokenClassification.from_pretrained(tiny).eval()
     sequences = tiny_ids(3, 11, 40)
     # Words far apart, so that each is an entity of its own.
     places = [np.stack([np.arange(n) * 4, np.arange(n) * 4 + 2], 1) for n in (3, 11, 40)]
@@ -137,14 +141,14 @@ def test_checkpoint_gives_the_reference_probabilities(tiny, tmp_path):
 
 def test_model_without_token_classes_is_refused_at_the_load(tmp_path):
     """A checkpoint that classifies no tokens cannot be loaded for extract."""
-    plain = save_tiny(BertModel, tmp_path / "plain")
+    plain = save_tiny(transformers.BertModel, tmp_path / "plain")
     with pytest.raises(ModelUnavailable, match="token classifier"):
         create("onnx", "cpu", 1).load(spec(plain, tmp_path, tasks=["extract"]))
 
 
 def test_labels_of_the_entry_name_what_no_file_names(tmp_path, tiny):
     """Where a checkpoint says LABEL_0, LABEL_1, ... the entry's labels count, all or none."""
-    unnamed = save_tiny(BertForTokenClassification, tmp_path / "m", num_labels=3)
+    unnamed = save_tiny(transformers.BertForTokenClassification, tmp_path / "m", num_labels=3)
     runtime = create("onnx", "cpu", 1)
     runtime.load(spec(unnamed, tmp_path, tasks=["extract"], labels=["O", "A", "B"]))
     ids = tiny_ids(20)

@@ -6,15 +6,14 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
-from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
 
 from shoal.errors import InvalidRequest, ModelUnavailable, RunFailed
 from shoal.ipc.messages import HeadSpec, Run
 from shoal.runtimes.host import Host
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import decode_result
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     SPLADE,
     array,
@@ -31,6 +30,9 @@ from tests.support.runtime_models import (
     spec,
     tiny_ids,
 )
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 RUNTIMES = ["onnx", "torch"]
 RELEVANCE = HeadSpec(
@@ -56,7 +58,7 @@ TEXTS = [
 
 @pytest.fixture(params=RUNTIMES)
 def runtime(request):
-    return create(request.param, "cpu", 2)
+    return create(request.param, "cpu", 1)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +155,7 @@ def test_pair_head_classifies_pairs(runtime, cache_dir, torch_heads):
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_joint_cross_encoder_equals_transformers(runtime, cache_dir, tmp_path, classes):
     """Pairs read at once, token types included: one logit, the second of two, or a named class."""
-    folder = save_tiny(BertForSequenceClassification, tmp_path, num_labels=classes)
+    folder = save_tiny(transformers.BertForSequenceClassification, tmp_path, num_labels=classes)
     options = {"positive": "LABEL_2"} if classes == 3 else {}
     tasks = ["score", "classify"]
     runtime.load(spec(folder, cache_dir, tasks=tasks, options=options))
@@ -182,7 +184,7 @@ def test_joint_cross_encoder_equals_transformers(runtime, cache_dir, tmp_path, c
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu", "tanh"])
 def test_hidden_activations_equal_transformers(runtime, cache_dir, tmp_path, activation):
     """Every activation that is accepted is the one transformers means by its name."""
-    folder = save_tiny(BertModel, tmp_path, hidden_act=activation)
+    folder = save_tiny(transformers.BertModel, tmp_path, hidden_act=activation)
     runtime.load(spec(folder, cache_dir, normalize=False))
     sequences = tiny_ids(4, 9, 48)
     for ids, ours in zip(
@@ -194,7 +196,7 @@ def test_hidden_activations_equal_transformers(runtime, cache_dir, tmp_path, act
 
 def test_token_types_of_a_classifier_do_not_leak_between_items(runtime, cache_dir, tmp_path):
     """The same ids as a pair and as one text are two different sequences in one batch."""
-    folder = save_tiny(BertForSequenceClassification, tmp_path, num_labels=1)
+    folder = save_tiny(transformers.BertForSequenceClassification, tmp_path, num_labels=1)
     runtime.load(spec(folder, cache_dir, tasks=["score"]))
     (ids,) = tiny_ids(10)
     together = runtime.run(
@@ -211,7 +213,7 @@ def test_token_types_of_a_classifier_do_not_leak_between_items(runtime, cache_di
 
 def test_untied_decoder_and_half_precision_weights_are_read(runtime, cache_dir, tmp_path):
     """A decoder of its own is used, and float16 weights are computed in float32."""
-    folder = save_tiny(BertForMaskedLM, tmp_path, tie_word_embeddings=False)
+    folder = save_tiny(transformers.BertForMaskedLM, tmp_path, tie_word_embeddings=False)
     weights = load_file(folder / "model.safetensors")
     rng = np.random.default_rng(1)
     weights["cls.predictions.decoder.weight"] = rng.normal(size=(120, 32)).astype(np.float32)
@@ -227,7 +229,7 @@ def test_untied_decoder_and_half_precision_weights_are_read(runtime, cache_dir, 
 
 def test_a_sequence_of_numbers_that_are_not_finite_fails_alone(runtime, cache_dir, tmp_path):
     """NaN in one row of the word table: the inputs that have that word fail, and are named."""
-    folder = save_tiny(BertForMaskedLM, tmp_path)
+    folder = save_tiny(transformers.BertForMaskedLM, tmp_path)
     weights = load_file(folder / "model.safetensors")
     weights["bert.embeddings.word_embeddings.weight"][99] = np.nan
     # Tied, the decoder would spread the NaN to one word of every answer.
@@ -282,7 +284,7 @@ def broken_config(folder, **changes):
 )
 def test_what_cannot_be_computed_is_refused_by_name(runtime, cache_dir, tmp_path, changes, says):
     """An unknown architecture, activation or a checkpoint that does not fit says what is known."""
-    folder = save_tiny(BertModel, tmp_path)
+    folder = save_tiny(transformers.BertModel, tmp_path)
     broken_config(folder, **changes)
     with pytest.raises(ModelUnavailable, match=says):
         runtime.load(spec(folder, cache_dir))
@@ -290,7 +292,7 @@ def test_what_cannot_be_computed_is_refused_by_name(runtime, cache_dir, tmp_path
 
 def test_damaged_weights_are_refused(runtime, cache_dir, tmp_path):
     """Cut short, no safetensors at all, or gone: ModelUnavailable, and nothing stays loaded."""
-    folder = save_tiny(BertModel, tmp_path)
+    folder = save_tiny(transformers.BertModel, tmp_path)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     for data in (whole[:-100], whole[:40], b"\xff" * 500, b""):
@@ -307,7 +309,7 @@ def test_damaged_weights_are_refused(runtime, cache_dir, tmp_path):
 
 def test_what_a_model_lacks_is_found_at_its_load(runtime, cache_dir, tmp_path):
     """Sparse without a language head, classify without a classifier, a head of another width."""
-    folder = save_tiny(BertModel, tmp_path)
+    folder = save_tiny(transformers.BertModel, tmp_path)
     with pytest.raises(ModelUnavailable, match="masked-language"):
         runtime.load(spec(folder, cache_dir, outputs=["sparse"]))
     with pytest.raises(ModelUnavailable, match="classify"):
@@ -325,7 +327,7 @@ def test_what_a_model_lacks_is_found_at_its_load(runtime, cache_dir, tmp_path):
 
 def test_a_model_can_go_and_come_back(runtime, cache_dir, tmp_path):
     """Load, unload, load: the same vectors; unloaded it cannot run, and unloading again is fine."""
-    folder = save_tiny(BertModel, tmp_path)
+    folder = save_tiny(transformers.BertModel, tmp_path)
     sent = item("i", tiny_ids(6, 9))
     runtime.load(spec(folder, cache_dir))
     before = dense_rows(runtime.run("m@1", [sent]))

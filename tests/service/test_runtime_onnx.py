@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from transformers import BertModel
 
 from shoal.errors import ModelUnavailable, RuntimeUnavailable
 from shoal.runtimes.registry import create
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     array,
     dense_rows,
@@ -23,6 +23,8 @@ from tests.support.runtime_models import (
     tiny_ids,
 )
 
+transformers = Lazy("transformers")
+
 
 @pytest.fixture
 def runtime():
@@ -31,7 +33,7 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return save_tiny(BertModel, tmp_path_factory.mktemp("tiny"))
+    return save_tiny(transformers.BertModel, tmp_path_factory.mktemp("tiny"))
 
 
 def test_derived_graphs_are_kept_and_mended(runtime, tiny, tmp_path):
@@ -48,7 +50,7 @@ def test_derived_graphs_are_kept_and_mended(runtime, tiny, tmp_path):
         runtime.load(spec(tiny, tmp_path))
         assert path.read_bytes() == whole
         assert np.array_equal(vectors, dense_rows(runtime.run("m@1", [sent])))
-    other = save_tiny(BertModel, tmp_path / "other", num_hidden_layers=1)
+    other = save_tiny(transformers.BertModel, tmp_path / "other", num_hidden_layers=1)
     runtime.load(spec(other, tmp_path))
     assert len(list(tmp_path.glob("*.graph"))) == 2
 

@@ -34,6 +34,7 @@ from shoal.runtimes.sglang.contract import refused
 from shoal.runtimes.sglang.runtime import SglangRuntime
 from shoal.wire.generation import Generated, Piece
 from tests.support.candle_texts import Tiny
+from tests.support.pace import limit_s
 from tests.support.runtime_models import spec
 from tests.support.sglang_cases import ADAPTER, CASES, KEY, OPTIONS, case
 
@@ -83,7 +84,7 @@ def said(runtime, name, **more):
     found: queue.Queue[Piece | Generated | ShoalError] = queue.Queue(1000)
     runtime.start(KEY, case(name, **more), found.put)
     pieces = []
-    while isinstance(what := found.get(timeout=20), Piece):
+    while isinstance(what := found.get(timeout=limit_s(20)), Piece):
         pieces.append(what)
         if len(pieces) == CASES[name].stop_after:
             runtime.stop(name)
@@ -217,7 +218,7 @@ def test_sglang_nothing_outlives_a_killed_process(killed):
     folder = Path(host.stdout.readline().strip())
     assert folder.is_dir()
     family: list[psutil.Process] = []
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + limit_s(20)
     while len(family) < 3 and time.monotonic() < give_up_s:  # keeper, server and its child
         family = psutil.Process(host.pid).children(recursive=True)
         time.sleep(0.02)

@@ -6,11 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
-from transformers import BertForMaskedLM, BertModel
 
 from shoal.clock import monotonic
 from shoal.runtimes.onnx import prepared
 from shoal.runtimes.registry import create
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     INT8,
     SPLADE,
@@ -24,6 +24,8 @@ from tests.support.runtime_models import (
     tiny_ids,
 )
 
+transformers = Lazy("transformers")
+
 pytestmark = pytest.mark.slow
 
 BOTH = ["dense", "sparse"]
@@ -36,7 +38,7 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return save_tiny(BertForMaskedLM, tmp_path_factory.mktemp("tiny"))
+    return save_tiny(transformers.BertForMaskedLM, tmp_path_factory.mktemp("tiny"))
 
 
 def numbers(runtime, ids, key="m@1"):
@@ -90,13 +92,13 @@ def test_tier_keeps_nothing_of_a_model_that_is_removed(runtime, tiny, tmp_path):
 def test_tier_never_mistakes_one_model_for_another(runtime, tmp_path):
     """Weights that changed at the same place are not served from what was kept of the old ones."""
     folder, ids = tmp_path / "model", tiny_ids(6)
-    save_tiny(BertModel, folder)
+    save_tiny(transformers.BertModel, folder)
     wanted = spec(folder, tmp_path)
     runtime.load(wanted)
     old = array(run_one(runtime, item("i", ids)), "dense")
     runtime.unload("m@1", keep=True)
     shutil.rmtree(folder)
-    save_tiny(BertModel, folder, initializer_range=0.1)
+    save_tiny(transformers.BertModel, folder, initializer_range=0.1)
     assert not runtime.load(wanted)
     assert not np.array_equal(old, array(run_one(runtime, item("i", ids)), "dense"))
 

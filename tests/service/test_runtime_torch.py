@@ -7,14 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from transformers import BertForMaskedLM
 
 from shoal.errors import ModelUnavailable
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.registry import create
 from shoal.runtimes.torch.linear import ONEDNN, STOCK, choose
 from shoal.runtimes.torch.network import TorchTransformer
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     MINILM,
     dense_rows,
@@ -29,10 +28,13 @@ from tests.support.runtime_models import (
     tiny_ids,
 )
 
+torch = Lazy("torch")
+transformers = Lazy("transformers")
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return save_tiny(BertForMaskedLM, tmp_path_factory.mktemp("tiny"))
+    return save_tiny(transformers.BertForMaskedLM, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])

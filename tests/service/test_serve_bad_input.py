@@ -8,6 +8,7 @@ import httpx
 
 from shoal.settings import GatewaySettings
 from tests.support.bad_requests import bad_requests
+from tests.support.pace import limit_s
 
 MODEL = "all-minilm-l6-v2"
 TABLE = bad_requests(
@@ -24,7 +25,7 @@ def test_serve_bad_input_is_refused_while_neighbours_are_served(live_server):
     statuses, done = [], threading.Event()
 
     def neighbour():
-        with httpx.Client(base_url=live_server, timeout=60) as client:
+        with httpx.Client(base_url=live_server, timeout=limit_s(60)) as client:
             while not done.is_set() or len(statuses) < 20:
                 body = {"model": MODEL, "inputs": ["a good neighbour"]}
                 statuses.append(client.post("/v1/encode", json=body).status_code)
@@ -32,7 +33,7 @@ def test_serve_bad_input_is_refused_while_neighbours_are_served(live_server):
     thread = threading.Thread(target=neighbour)
     thread.start()
     faults = []
-    with httpx.Client(base_url=live_server, timeout=60) as client:
+    with httpx.Client(base_url=live_server, timeout=limit_s(60)) as client:
         for bad in TABLE:
             try:
                 bad.check(bad.send(client))
@@ -48,7 +49,7 @@ def test_serve_bad_input_is_refused_while_neighbours_are_served(live_server):
 def test_serve_bad_input_odd_characters_pass_through(live_server):
     """NUL, emoji, right-to-left text and a word of thousands of letters are inputs like others."""
     inputs = ["a\0b", "🐟" * 20, "שלום", "x" * 4000, " ", "\n"]
-    with httpx.Client(base_url=live_server, timeout=60) as client:
+    with httpx.Client(base_url=live_server, timeout=limit_s(60)) as client:
         answer = client.post("/v1/encode", json={"model": MODEL, "inputs": inputs})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["dense"]) == len(inputs)

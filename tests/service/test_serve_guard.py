@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import httpx
-import openai
 import pytest
+
+from tests.support.lazy import Lazy
+from tests.support.pace import limit_s
+
+openai = Lazy("openai")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -26,11 +30,11 @@ def test_serve_guard_flags_an_injection(live_server):
 def test_serve_guard_classifies(live_server):
     """Both labels come back, the better one first; a text that it cannot read whole is refused."""
     body = {"model": "prompt-guard", "inputs": [INJECTION, PLAIN]}
-    answer = httpx.post(f"{live_server}/v1/classify", json=body, timeout=120)
+    answer = httpx.post(f"{live_server}/v1/classify", json=body, timeout=limit_s(120))
     assert answer.status_code == 200, answer.text
     assert [one["label"] for one in answer.json()["results"]] == ["injection", "safe"]
     long = {"model": "nanoguard", "input": "word " * 600 + INJECTION}
-    refused = httpx.post(f"{live_server}/v1/moderations", json=long, timeout=120)
+    refused = httpx.post(f"{live_server}/v1/moderations", json=long, timeout=limit_s(120))
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "input_too_long"
 
@@ -39,10 +43,10 @@ def test_serve_guard_judges_the_beginning_of_a_long_text_where_told(live_server)
     """With `truncate` what the guard reads is judged: the beginning, and nothing behind it."""
     texts = [f"{INJECTION} {PLAIN * 200}", f"{PLAIN * 200} {INJECTION}"]
     body = {"model": "nanoguard", "input": texts, "truncate": True}
-    answer = httpx.post(f"{live_server}/v1/moderations", json=body, timeout=120)
+    answer = httpx.post(f"{live_server}/v1/moderations", json=body, timeout=limit_s(120))
     assert answer.status_code == 200, answer.text
     scores = [one["category_scores"]["injection"] for one in answer.json()["results"]]
     cut = {"model": "nanoguard", "input": PLAIN * 200, "truncate": True}
-    answer = httpx.post(f"{live_server}/v1/moderations", json=cut, timeout=120)
+    answer = httpx.post(f"{live_server}/v1/moderations", json=cut, timeout=limit_s(120))
     assert answer.json()["results"][0]["category_scores"]["injection"] == scores[1]
     assert scores[0] != scores[1]

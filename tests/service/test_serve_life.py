@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import NatsServer
+from tests.support.pace import limit_s
 from tests.support.shoal_process import NULL_ENTRY, Serve, ShoalProcess
 
 FAST = ("--devices", "cpu:1", "--ack-wait-s", "1")
@@ -48,7 +49,7 @@ def test_serve_life_ctrl_c_finishes_what_is_open(serve):
     family = psutil.Process(serve.process.pid).children(recursive=True)
     begun = time.monotonic()
     assert serve.leave() == 0, serve.output
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < limit_s(6)
     assert not (serve.folder / "data" / "endpoint.json").exists()
     caller.join()
     assert answers[0].status_code == 200
@@ -61,7 +62,7 @@ def test_serve_life_children_die_when_the_parent_is_killed(serve):
     family = psutil.Process(serve.process.pid).children(recursive=True)
     assert len(family) >= 4
     serve.leave(signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=limit_s(5))
     assert alive == []
 
 
@@ -99,7 +100,7 @@ def test_serve_life_parts_are_started_again_after_a_crash(serve, part):
     encode(serve.url)
     for process in serve.children(part):
         process.kill()
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + limit_s(20)
     while True:
         try:
             url = json.loads((serve.folder / "data" / "endpoint.json").read_text())["url"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import httpx
 import numpy as np
-import openai
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from shoal.catalog.load import load
 from shoal.catalog.resolve import resolve_source
+from tests.support.lazy import Lazy
+from tests.support.pace import limit_s
+
+openai = Lazy("openai")
+sentence_transformers = Lazy("sentence_transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -28,11 +31,13 @@ TEXTS = [
 def reference():
     made = {}
 
-    def of(model: str) -> SentenceTransformer:
+    def of(model: str) -> sentence_transformers.SentenceTransformer:
         if model not in made:
             entry = CATALOG.resolve(model)
             path = str(resolve_source(entry.source, None))
-            made[model] = SentenceTransformer(path, device="cpu", local_files_only=True)
+            made[model] = sentence_transformers.SentenceTransformer(
+                path, device="cpu", local_files_only=True
+            )
             made[model].max_seq_length = entry.max_tokens
         return made[model]
 
@@ -46,7 +51,7 @@ def cosines(a, b):
 
 def embed(url, model, texts, **more):
     body = {"model": model, "input": texts, **more}
-    answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=120)
+    answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=limit_s(120))
     assert answer.status_code == 200, answer.text
     return [row["embedding"] for row in answer.json()["data"]]
 
@@ -73,7 +78,7 @@ def test_serve_models_over_long_input_is_refused_or_cut(live_server):
     long = "word " * 255
     for texts, param in ((long, "input"), (["short", long], "input[1]")):
         body = {"model": "all-minilm-l6-v2", "input": texts}
-        answer = httpx.post(f"{live_server}/v1/embeddings", json=body, timeout=60)
+        answer = httpx.post(f"{live_server}/v1/embeddings", json=body, timeout=limit_s(60))
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["code"] == "input_too_long"
         assert answer.json()["error"]["param"] == param
@@ -97,7 +102,7 @@ def test_serve_models_rerank_finds_the_relevant_text(live_server):
     documents = ["Bananas are yellow.", "Paris is the capital of France.", "It rained all day."]
     for model in ("all-minilm-l6-v2", "splade-tiny"):
         body = {"model": model, "query": "What is the capital of France?", "documents": documents}
-        answer = httpx.post(f"{live_server}/v1/rerank", json=body, timeout=60)
+        answer = httpx.post(f"{live_server}/v1/rerank", json=body, timeout=limit_s(60))
         assert answer.status_code == 200, answer.text
         assert answer.json()["results"][0]["index"] == 1
 
@@ -105,7 +110,7 @@ def test_serve_models_rerank_finds_the_relevant_text(live_server):
 def test_serve_models_sparse_terms_are_sensible(live_server):
     """The sparse model weighs a word of the text above the rest of its vocabulary."""
     body = {"model": "splade-tiny", "inputs": "fish", "outputs": ["sparse"]}
-    answer = httpx.post(f"{live_server}/v1/encode", json=body, timeout=60)
+    answer = httpx.post(f"{live_server}/v1/encode", json=body, timeout=limit_s(60))
     assert answer.status_code == 200, answer.text
     sparse = answer.json()["sparse"][0]
     assert sparse["indices"][int(np.argmax(sparse["values"]))] == 3869  # "fish"
@@ -119,7 +124,7 @@ def test_serve_models_classify_tells_relevant_from_irrelevant(live_server):
         ["Paris is the capital of France.", "Bananas are yellow."],
     ]
     body = {"model": "splade-tiny", "inputs": pairs}
-    answer = httpx.post(f"{live_server}/v1/classify", json=body, timeout=60)
+    answer = httpx.post(f"{live_server}/v1/classify", json=body, timeout=limit_s(60))
     assert answer.status_code == 200, answer.text
     assert [r["label"] for r in answer.json()["results"]] == ["relevant", "irrelevant"]
 

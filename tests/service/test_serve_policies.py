@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import httpx
 import numpy as np
 import pytest
 
 from shoal.runtimes.null import numbers
-from tests.support.shoal_process import Serve
+from tests.support.pace import limit_s
+from tests.support.shoal_process import NULL_ENTRY, Serve
 
 
 @pytest.mark.parametrize("policy", ["fair", "oldest", "fifo32", "window64", "buckets"])
@@ -20,7 +20,7 @@ def test_serve_policy_answers_everything_rightly(tmp_path, policy):
     texts = [f"text {n} " + "x " * (n % 50) for n in range(300)]
 
     async def main():
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=limit_s(30)) as client:
 
             async def ask(text):
                 body = {"model": "echo", "inputs": text}
@@ -40,37 +40,36 @@ def test_serve_policy_answers_everything_rightly(tmp_path, policy):
 
 
 def test_serve_policy_interactive_work_does_not_wait_behind_bulk(tmp_path):
-    """Behind a minute of bulk work an interactive request waits for one quantum's batch."""
-    models = {"slow": "{sleep_s: 0.2}"}
-    server = Serve(tmp_path, "--devices", "cpu:1", models=models)
+    """Behind sixty bulk batches an interactive request waits for no more than a few of them."""
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    # Each item is a batch of its own, however fast the worker learns that the model is.
+    entry = NULL_ENTRY.format(id="slow", options="{sleep_s: 0.5}")
+    (catalog / "slow.yaml").write_text(f"{entry}profile: {{max_batch_tokens: 1}}\n")
+    server = Serve(tmp_path, "--devices", "cpu:1", "--catalog", str(catalog))
 
     async def main():
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=limit_s(120)) as client:
 
             async def ask(text, lane):
                 headers = {"X-Shoal-Lane": lane, "X-Shoal-Deadline-Ms": "110000"}
                 body = {"model": "slow", "inputs": text}
-                begun = time.monotonic()
                 answer = await client.post("/v1/encode", json=body, headers=headers)
-                return answer.status_code, time.monotonic() - begun
+                assert answer.status_code == 200, answer.text
 
-            assert (await ask("warm", "interactive"))[0] == 200
-            # Each runs alone, for it is longer than a quantum by the profile's guess.
-            bulk = [asyncio.create_task(ask(f"{n} " + "long " * 3000, "bulk")) for n in range(60)]
-            await asyncio.sleep(0.5)
-            waits = []
+            await ask("warm", "interactive")
+            bulk = [asyncio.create_task(ask(f"bulk {n}", "bulk")) for n in range(60)]
+            await asyncio.wait(bulk, return_when=asyncio.FIRST_COMPLETED)
             for n in range(5):
-                status, took_s = await ask(f"short {n}", "interactive")
-                assert status == 200
-                waits.append(took_s)
-            assert not all(task.done() for task in bulk)
+                await ask(f"short {n}", "interactive")
+            served = sum(task.done() for task in bulk)
             for task in bulk:
                 task.cancel()
             await asyncio.gather(*bulk, return_exceptions=True)
-            return waits
+            return served
 
     try:
-        # The batch that runs, one that was staged, and its own: 0.2 s each.
-        assert max(asyncio.run(main())) < 1.2
+        # For each: the batch that runs, one that was staged, and what comes while it is answered.
+        assert asyncio.run(main()) <= 20
     finally:
         server.leave()

@@ -12,7 +12,6 @@ from base64 import b64encode
 import httpx
 import msgspec
 import numpy as np
-import openai
 import pytest
 from PIL import Image
 from tokenizers import Tokenizer
@@ -24,7 +23,11 @@ from shoal.runtimes.registry import available
 from tests.support.bad_files import png_header
 from tests.support.debian_faq import questions_and_answers
 from tests.support.files import encoded, lines_of_page, page, pdf, raw_pdf, silence, spoken, wav
+from tests.support.lazy import Lazy
+from tests.support.pace import limit_s
 from tests.support.runtime_models import MINILM, package_path
+
+openai = Lazy("openai")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -44,7 +47,7 @@ def client(live_server):
 
 @pytest.fixture(scope="module")
 def http(live_server):
-    with httpx.Client(base_url=live_server, timeout=60) as http:
+    with httpx.Client(base_url=live_server, timeout=limit_s(60)) as http:
         yield http
 
 

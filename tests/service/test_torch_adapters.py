@@ -6,17 +6,15 @@ import json
 import shutil
 
 import numpy as np
-import peft
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
-from transformers import BertModel
 
 from shoal.errors import ModelUnavailable, RunFailed
 from shoal.ipc.messages import AdapterSpec
 from shoal.runtimes.adapters import CONFIG, WEIGHTS, read_adapter
 from shoal.runtimes.registry import create
 from tests.service.test_torch_families import KINDS, save_kind
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     apart,
     array,
@@ -28,6 +26,10 @@ from tests.support.runtime_models import (
     spec,
     tiny_ids,
 )
+
+peft = Lazy("peft")
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 # PEFT asks transformers for a name that transformers is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -246,7 +248,7 @@ def test_adapter_may_name_the_matrices_of_the_file(tmp_path, kind, module):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return save_tiny(BertModel, tmp_path_factory.mktemp("base"))
+    return save_tiny(transformers.BertModel, tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture

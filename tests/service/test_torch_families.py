@@ -9,10 +9,7 @@ import time
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from safetensors.numpy import load_file, save_file
-from transformers import BertModel
 
 from shoal.errors import ModelUnavailable, RunFailed
 from shoal.runtimes.families import families
@@ -23,6 +20,7 @@ from shoal.runtimes.torch.layout import packs_better
 from shoal.runtimes.torch.linear import STOCK
 from shoal.runtimes.torch.network import TorchTransformer
 from shoal.runtimes.torch.runtime import TorchRuntime
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     MINILM,
     apart,
@@ -39,6 +37,9 @@ from tests.support.runtime_models import (
     spec,
     tiny_ids,
 )
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 LAST_PAD = {"pad_token_id": 1}
 SHARED_KEYS = {"num_key_value_heads": 2, "pad_token_id": 0}
@@ -205,7 +206,7 @@ def test_decoder_embedder_pools_the_last_real_token(tmp_path):
 
 def test_forced_family_is_taken_and_an_unknown_one_lists_the_known(tmp_path):
     """`family` overrules the files; a name that is none of them says which there are."""
-    save_tiny(BertModel, tmp_path)
+    save_tiny(transformers.BertModel, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"architectures": ["SomebodysBert"], "model_type": "somebody"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -236,7 +237,7 @@ def test_lower_precision_stays_near_float32(tmp_path):
 
 def test_what_overflows_in_float16_is_run_in_float32(tmp_path):
     """An item with a word too large for float16 gets float32's vector; NaN stays that item's."""
-    save_tiny(BertModel, tmp_path)
+    save_tiny(transformers.BertModel, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     weights["embeddings.word_embeddings.weight"][99] *= 1e6
     weights["embeddings.word_embeddings.weight"][98] = np.nan
@@ -254,7 +255,7 @@ def test_what_overflows_in_float16_is_run_in_float32(tmp_path):
 
 def test_precision_is_read_from_the_config_or_refused(tmp_path):
     """`auto` takes what config.json says; a precision that is none is refused."""
-    save_tiny(BertModel, tmp_path)
+    save_tiny(transformers.BertModel, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     runtime = create("torch", "cpu", 1)
     sizes = []
@@ -269,7 +270,7 @@ def test_precision_is_read_from_the_config_or_refused(tmp_path):
 
 def test_sharded_and_pickled_weights_give_the_same_vectors(tmp_path):
     """Two shards with an index, and a torch checkpoint, which needs allow_pickle."""
-    whole = save_tiny(BertModel, tmp_path / "whole")
+    whole = save_tiny(transformers.BertModel, tmp_path / "whole")
     weights = load_file(whole / "model.safetensors")
     names = sorted(weights)
     halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -327,7 +328,7 @@ class Clocked:
 @pytest.mark.parametrize("slow", [True, False], ids=["packed-slow", "padded-slow"])
 def test_the_faster_layout_is_measured_once(tmp_path, slow):
     """The layout that is made slow is not chosen, and the choice is kept for the next load."""
-    save_tiny(BertModel, tmp_path)
+    save_tiny(transformers.BertModel, tmp_path)
     clocked = Clocked(network(tmp_path), slow)
     assert packs_better(clocked, 1024, tmp_path / "cache", "here") is not slow
     ran = clocked.runs

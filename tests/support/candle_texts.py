@@ -14,10 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import peft
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from shoal.bundles.definition import read
 from shoal.bundles.shelf import Shelf
@@ -26,6 +23,11 @@ from shoal.ipc.messages import RunItem
 from shoal.wire.envelope import Params
 from shoal.wire.generation import ChatMessage, Generated, Generation, Piece
 from tests.support.bundle_builds import started
+from tests.support.lazy import Lazy
+
+peft = Lazy("peft")
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 # The reference does not begin a conversation with the token that begins a bare prompt.
 TEMPLATE = (
@@ -113,10 +115,10 @@ class Tiny:
         self.folder = folder
         plain = _letters()
         ends = {"bos_token": "<s>", "eos_token": "</s>"}
-        self.tokenizer = PreTrainedTokenizerFast(
+        self.tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_object=plain, chat_template=TEMPLATE, **ends
         )
-        self._config = LlamaConfig(
+        self._config = transformers.LlamaConfig(
             vocab_size=plain.get_vocab_size(),
             hidden_size=width,
             intermediate_size=2 * width,
@@ -131,9 +133,9 @@ class Tiny:
         self.network().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
-    def network(self) -> LlamaForCausalLM:
+    def network(self) -> transformers.LlamaForCausalLM:
         torch.manual_seed(0)
-        network = LlamaForCausalLM(self._config).eval()
+        network = transformers.LlamaForCausalLM(self._config).eval()
         with torch.no_grad():
             network.lm_head.weight[:2] = 0.0
         return network

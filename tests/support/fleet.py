@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import NatsServer
+from tests.support.pace import limit_s
 from tests.support.ports import free_port
 from tests.support.shoal_process import NULL_ENTRY, ShoalProcess
 
@@ -116,7 +117,7 @@ class Fleet:
         mark: str,
     ) -> None:
         """Starts a process, again and again while it leaves because the broker is away."""
-        give_up = time.monotonic() + START_S
+        give_up = time.monotonic() + limit_s(START_S)
         while True:
             group[i] = make(i)
             try:

@@ -12,6 +12,7 @@ from typing import Self
 from tests.support.connection import Connection, Reply, Severed
 from tests.support.fleet import Fleet
 from tests.support.ledger import Ask, Ledger, Row, judge
+from tests.support.pace import limit_s
 
 GRACE_S = 3.0
 UNREAD_S = 0.15
@@ -23,7 +24,7 @@ Draw = Callable[[int], Ask]
 def plain(n: int) -> Ask:
     """Every tenth request is large (many items), every seventh in the bulk lane."""
     texts = [f"ask {n} text {i}" for i in range(150 if n % 10 == 9 else 1 + n % 3)]
-    return Ask(f"ask-{n}", "echo", texts, 10.0, "bulk" if n % 7 == 6 else "interactive")
+    return Ask(f"ask-{n}", "echo", texts, limit_s(10), "bulk" if n % 7 == 6 else "interactive")
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Load:
     async def answers(self, n: int, timeout_s: float = 20.0) -> None:
         """Waits until n requests more have been answered. Raises TimeoutError."""
         want = len(self.ledger.of("answered")) + n
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s(timeout_s)):
             while len(self.ledger.of("answered")) < want:
                 self.check()
                 await asyncio.sleep(0.01)

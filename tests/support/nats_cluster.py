@@ -10,6 +10,7 @@ from pathlib import Path
 import nats
 
 from shoal.queue.server import find_binary
+from tests.support.pace import limit_s
 from tests.support.ports import free_port
 
 TOKEN = "cluster-token"  # noqa: S105
@@ -50,11 +51,11 @@ class NatsCluster:
 
     async def ready(self, timeout_s: float = 30.0) -> None:
         """Waits until the nodes have elected a leader and take orders. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s(timeout_s)):
             client = await nats.connect(self.url.split(","), token=TOKEN, error_cb=_quiet)
             while True:
                 try:
-                    await client.jetstream(timeout=1).account_info()
+                    await client.jetstream(timeout=limit_s(1)).account_info()
                     break
                 except (nats.errors.Error, TimeoutError):
                     await asyncio.sleep(0.1)
@@ -69,7 +70,7 @@ class NatsCluster:
 
     async def in_sync(self, stream: str, timeout_s: float = 30.0) -> None:
         """Waits until every node has all of a stream. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s(timeout_s)):
             client = await nats.connect(self.url.split(","), token=TOKEN, error_cb=_quiet)
             while True:
                 try:

@@ -12,6 +12,7 @@ from shoal.queue.interface import Queue, QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.memory import MemoryBroker, MemoryQueue
 from shoal.queue.topology import Topology
+from tests.support.pace import limit_s
 
 LIMITS = QueueLimits(
     max_queued_per_line=5,
@@ -44,7 +45,7 @@ class Line:
         )
 
     async def one(self, timeout_s=5.0):
-        return await asyncio.wait_for(self.got.get(), timeout_s)
+        return await asyncio.wait_for(self.got.get(), limit_s(timeout_s))
 
 
 class Pool:

@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from tests.support.pace import limit_s
+
 
 def connect(port: int, *, receive_bytes: int | None = None) -> socket.socket:
     """A connection; with `receive_bytes` the system keeps only about so much unread."""
@@ -47,7 +49,7 @@ def post(body: object, *lines: str, path: str = "/v1/encode") -> bytes:
 
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     """Waits until `condition` holds."""
-    give_up = time.monotonic() + timeout_s
+    give_up = time.monotonic() + limit_s(timeout_s)
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)

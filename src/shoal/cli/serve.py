@@ -18,8 +18,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
-import httpx
 import uvloop
 
 from shoal.catalog.load import load
@@ -30,7 +30,7 @@ from shoal.cli.access import forget_access, write_access
 from shoal.cli.endpoint import FILE as ENDPOINT_FILE
 from shoal.clock import monotonic
 from shoal.errors import OperatorError
-from shoal.gateway.run import listen
+from shoal.gateway.listening import listen
 from shoal.ipc.child import Backoff, Child, Command
 from shoal.queue.connection import Address
 from shoal.queue.opening import open_queue
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 START_S = 30.0
 READY_S = 120.0
+READY_LOOK_S = 0.03
+READY_ANSWER_S = 5.0
 STOP_GRACE_S = 5.0
 
 
@@ -167,12 +169,11 @@ async def _start_all(settings: ServeSettings, snapshot: Snapshot, supervisor: Su
     await supervisor.add(part("gateway", GatewaySettings), settings.shutdown_s + STOP_GRACE_S)
     await _until("the gateway", endpoint.exists, supervisor)
     url = str(json.loads(endpoint.read_text())["url"])
-    async with httpx.AsyncClient() as client:
-        begun_s = monotonic()
-        while not await _is_ready(client, url):
-            if supervisor.stopping.is_set() or monotonic() - begun_s > READY_S:
-                raise OperatorError("the worker does not become ready")
-            await asyncio.sleep(0.02)
+    begun_s = monotonic()
+    while not await _is_ready(url):
+        if supervisor.stopping.is_set() or monotonic() - begun_s > READY_S:
+            raise OperatorError("the worker does not become ready")
+        await asyncio.sleep(READY_LOOK_S)
     return url
 
 
@@ -181,11 +182,21 @@ def _endpoint(settings: ServeSettings) -> Path:
     return settings.endpoint_file or settings.data_dir / ENDPOINT_FILE
 
 
-async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
+async def _is_ready(url: str) -> bool:
+    """What the gateway says of itself. A status line is no work for an HTTP library."""
+    place = urlsplit(url)
+    head = f"GET /readyz HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n\r\n"
     try:
-        return (await client.get(f"{url}/readyz")).is_success
-    except httpx.HTTPError:
+        async with asyncio.timeout(READY_ANSWER_S):
+            reader, writer = await asyncio.open_connection(place.hostname, place.port)
+            try:
+                writer.write(head.encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
         return False
+    return status.split()[1:2] == [b"200"]
 
 
 def examples(snapshot: Snapshot, url: str) -> list[str]:

@@ -1,21 +1,17 @@
 """The gateway process: an HTTP server on a queue, from start to drain.
 
-Owns the listening socket, the order of start and stop, and writing down where it listens. Does not
-own routes (`app`) or jobs (`submit`).
+Owns the order of start and stop. Does not own the listening socket (`listening`), routes (`app`) or
+jobs (`submit`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import json
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
@@ -23,12 +19,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from shoal.catalog.follow import Following
 from shoal.catalog.seed import join
 from shoal.core.lanes import LaneRule, parse_lanes
-from shoal.errors import QueueUnavailable, SettingsError
+from shoal.errors import QueueUnavailable
 from shoal.gateway.app import App
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.edge import EdgeLimits
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.idempotency import Idempotency
+from shoal.gateway.listening import listen, url_of, write_endpoint
 from shoal.gateway.recall import Recall
 from shoal.gateway.server import Server
 from shoal.gateway.submit import Submitter
@@ -38,53 +35,7 @@ from shoal.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _AGAIN_S = 0.5
-
-
-def listen(settings: GatewaySettings) -> socket.socket:
-    """The listening socket. Raises `SettingsError` when the address is taken or not allowed."""
-    if not settings.insecure and not _is_loopback(settings.host):
-        raise SettingsError(
-            f"host: {settings.host} can be reached by others and there are no API keys yet; "
-            "say `--insecure` if that is meant"
-        )
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"port: cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-            "`--port 0` takes a free one"
-        ) from error
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where the socket listens, as a URL."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def write_endpoint(file: Path, url: str) -> None:
-    """Writes the address down, in one piece: a reader never sees half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps({"url": url, "pid": os.getpid()}))
-    part.replace(file)
 
 
 async def serve(settings: GatewaySettings, listener: socket.socket, queue: Queue) -> None:

@@ -51,7 +51,10 @@ def unpacked(key: str, file: Path, cache_dir: Path, module: str, *options: str) 
         if done.returncode != 0:
             said = done.stderr.decode("utf-8", "replace").strip()[-_TAIL_CHARS:]
             raise ModelUnavailable(f"{key}: {file} cannot be unpacked: {said}")
-        made.replace(folder)
+        with suppress(OSError):  # another process was faster
+            made.replace(folder)
+        if not folder.is_dir():
+            raise ModelUnavailable(f"{key}: {folder} cannot be made")
     except subprocess.TimeoutExpired as error:
         raise ModelUnavailable(f"{key}: unpacking took more than {UNPACK_S:.0f} s") from error
     finally:

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 
 from shoal.errors import (
@@ -127,6 +126,9 @@ class Contract:
         self._control_s = control_s
         # Whoever calls bounds how many calls are open; a pool of ours would let them wait unseen.
         # None is used twice: the server closes one after a fault of its own, or when it was idle.
+        import httpx  # only where there is a server to be asked
+
+        self._broken = httpx.TransportError
         self._http = httpx.AsyncClient(
             base_url=address,
             headers={"Authorization": f"Bearer {key}"},
@@ -160,7 +162,7 @@ class Contract:
                 async for line in answer.aiter_lines():
                     if line.startswith(_DATA) and line != _DATA + _DONE:
                         yield _read(_chunk, line[len(_DATA) :])
-        except httpx.TransportError as error:
+        except self._broken as error:
             raise Broken(f"SGLang broke off: {error!r}") from error
         raise Broken("SGLang ended a text early")
 
@@ -198,7 +200,7 @@ class Contract:
                 answer = await self._http.request(method, path, json=body)
         except TimeoutError as error:
             raise DeadlineExceeded(f"SGLang gave no answer in {most_s:.0f} s") from error
-        except httpx.TransportError as error:
+        except self._broken as error:
             raise Broken(f"SGLang broke off: {error!r}") from error
         if answer.status_code != 200:
             raise refused(answer.status_code, answer.content)
