@@ -43,7 +43,7 @@ def entry(name, runtime, *alternatives, source="file:///", options=None):
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory):
-    """Entries whose first runtime serves, is unknown, or does not load."""
+    """Entries whose first runtime serves, is unknown, or does not load, with and without others."""
     folder = tmp_path_factory.mktemp("choice")
     catalog = folder / "catalog"
     catalog.mkdir()
@@ -55,12 +55,18 @@ def serve(tmp_path_factory):
         "broken": entry("broken", "null", ONNX, options=broken),
         "hopeless": entry("hopeless", "null", {"runtime": "onnx"}, options=broken),
     }
+    texts["alien"] = entry("alien", "warp-drive")
+    unreadable = folder / "unreadable"
+    unreadable.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (unreadable / name).write_text("{}")
+    texts["unreadable"] = entry("unreadable", "onnx", source=f"file://{unreadable}")
     for name, text in texts.items():
         (catalog / f"{name}.yaml").write_text(text)
     flags = ("--devices", "cpu:2", "--no-build-bundles")
     serve = Serve(folder, *flags, "--catalog", str(catalog))
     yield serve
-    serve.leave()
+    assert serve.leave() == 0, serve.output
 
 
 def vector(serve, model):
@@ -122,3 +128,15 @@ def test_serve_choice_of_none_is_an_error_with_a_reason(serve):
     shown = shoal(serve, "models", "show", "hopeless")
     assert "unavailable" in shown
     assert "not by onnx: " in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "why"),
+    [("alien", "no_worker", "warp-drive"), ("unreadable", "model_unavailable", "unreadable")],
+)
+def test_serve_choice_model_that_cannot_be_served_says_why(serve, model, code, why):
+    """A runtime that is not there, and weights that do not load, are a 503 with the reason."""
+    body = {"model": model, "inputs": "x"}
+    answer = httpx.post(f"{serve.url}/v1/encode", json=body, timeout=limit_s(60))
+    assert (answer.status_code, answer.json()["code"]) == (503, code)
+    assert why in answer.json()["message"]
