@@ -6,6 +6,9 @@ ARGS ?=
 # Tests side by side; `tests/conftest.py` says in how many processes.
 SIDE_BY_SIDE := -n auto --dist loadgroup
 
+# Hundreds of processes are started by the tests: each would compile all of Shoal anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 # The demo packages lack what they declare, on purpose: pip need not warn of it.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts
