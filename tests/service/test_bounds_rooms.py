@@ -41,6 +41,7 @@ from shoal.worker.sent import MAX_REQUESTS, SentOutcomes
 from shoal.worker.supervise import RuntimeProcess
 from tests.conftest import run
 from tests.support.gateway_server import gateway_server
+from tests.support.pace import limit_s
 from tests.support.raw_http import connect, post, until
 
 ENTRY = Entry(id="m", tasks=["encode"], source="file:///x", outputs={"dense": Output(1)})
@@ -74,7 +75,7 @@ class Submits:
         book = BacklogBook(fleet, lambda: Snapshot([ENTRY]), lanes, name="g")
         self.submitter = Submitter(self.queue, fleet, book, GatewaySettings(**settings))
 
-    def run(self, n_inputs, deadline_s=5.0):
+    def run(self, n_inputs, deadline_s=60.0):
         inputs = wire.Inputs(["text"] * n_inputs)
         ends_s = wall() + deadline_s
         job = Job("r", "encode", ENTRY, inputs, wire.Params(["dense"]), "interactive", ends_s)
@@ -250,7 +251,7 @@ def test_bounds_calls_that_wait_in_a_runtime():
             answers += decoder.feed(ours.recv(65536))
         sender.join()
         ours.close()
-        assert child.wait(10) == 0
+        assert child.wait(limit_s(10)) == 0
 
 
 def test_bounds_graphs_on_disk(tmp_path):

@@ -82,7 +82,7 @@ def test_faults_disk_that_is_full_refuses_and_recovers(small_broker):
             "m",
             "interactive",
             max_items=count,
-            expires_s=1,
+            expires_s=limit_s(1.5),
             on_delivery=got.append,
             on_end=ended.set,
         )

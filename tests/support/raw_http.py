@@ -16,7 +16,7 @@ def connect(port: int, *, receive_bytes: int | None = None) -> socket.socket:
     peer = socket.socket()
     if receive_bytes is not None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    peer.settimeout(10)
+    peer.settimeout(limit_s(10))
     peer.connect(("127.0.0.1", port))
     return peer
 
