@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -106,7 +107,7 @@ def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
 def _shape_of_struct(value: Any, kind: type[msgspec.Struct], path: str) -> list[Finding]:
     if not isinstance(value, dict):
         return [Finding(path, f"must be a mapping of fields, not {_kind(value)}")]
-    hints = get_type_hints(kind, include_extras=True)
+    hints, required = _fields(kind)
     found = [
         Finding(
             path,
@@ -116,15 +117,18 @@ def _shape_of_struct(value: Any, kind: type[msgspec.Struct], path: str) -> list[
         for key in value
         if key not in hints
     ]
-    found += [
-        Finding(path, f"`{field.name}` is missing")
-        for field in struct_fields(kind)
-        if field.required and field.name not in value
-    ]
+    found += [Finding(path, f"`{name}` is missing") for name in required if name not in value]
     for key, hint in hints.items():
         if key in value:
             found += shape(value[key], hint, _join(path, key))
     return found
+
+
+@cache  # reading the annotations takes longer than all the rest
+def _fields(kind: type[msgspec.Struct]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The hint of each field, and which fields have no default."""
+    required = tuple(field.name for field in struct_fields(kind) if field.required)
+    return get_type_hints(kind, include_extras=True), required
 
 
 def _leaf(value: Any, hint: Any, metas: Iterable[Meta], path: str) -> list[Finding]:
