@@ -22,7 +22,7 @@ LIMITS = re.findall(r"`QueueLimits\.(\w+)` = ([\d.]+)", PAGE)
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 # Constants with such a name that bound no memory: sizes of pieces, and shares of time.
 OTHERS = {
-    ("core.schedule", "MAX_DEBT_S"),
+    ("core.turns", "MAX_DEBT_S"),
     ("gateway.ask", "MAX_TOKEN_ID"),
     ("gateway.forms", "MAX_HEADER_BYTES"),
     ("gateway.forms", "MAX_MESSAGE_CHARS"),

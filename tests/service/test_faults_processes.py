@@ -154,8 +154,9 @@ def test_faults_processes_broker_is_killed(request, storage):
             await asyncio.sleep(0.3)
             before = sizes(fleet)
             await asyncio.sleep(1.2)
-            # Each process may try to connect at one of these moments, and not at the other.
-            assert all(a <= b + 1 for a, b in zip(sizes(fleet), before, strict=True))
+            # Each process may try to connect at one of these moments, and not at the other; a leak
+            # would be of each of the requests that were refused meanwhile.
+            assert all(a <= b + 4 for a, b in zip(sizes(fleet), before, strict=True))
         away.extend(turned.ledger.rows)
         await asyncio.to_thread(fleet.nats.start)
         await until_ready(urls, state=True)
