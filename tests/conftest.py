@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import time
@@ -77,6 +78,24 @@ def pytest_runtest_setup() -> None:
     """Says by name what was not run where the time for the whole run is over."""
     if time.time() > float(os.environ.get(UNTIL, "inf")):
         pytest.fail("not run: the time for the whole run was over", pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there stays: whoever collects garbage, as runtimes do at each load, walks less."""
+    _keep_what_is_there()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The same at the end of each file, for what it has imported."""
+    if nextitem is None or nextitem.path != item.path:
+        _keep_what_is_there()
+
+
+def _keep_what_is_there() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 class NatsServer:

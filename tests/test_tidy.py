@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -81,14 +81,14 @@ Fault = tuple[int, str]
 
 @dataclass(frozen=True)
 class Source:
-    """A Python file: its path from the root of the repository, its text and its syntax tree."""
+    """A Python file: its path from the root of the repository, its text and its syntax nodes."""
 
     path: str
     text: str
 
-    @property
-    def tree(self) -> ast.Module:
-        return _parsed(self.text)
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
 
     @property
     def room(self) -> str | None:
@@ -96,11 +96,6 @@ class Source:
         if not self.path.startswith("src/shoal/"):
             return None
         return self.path.removeprefix("src/shoal/").split("/")[0].removesuffix(".py")
-
-
-@cache
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
 
 
 @cache
@@ -126,7 +121,7 @@ def sizes(source: Source) -> Iterator[Fault]:
     lines = source.text.count("\n")
     if lines > MAX_MODULE_LINES:
         yield 1, f"a module of {lines} lines; at most {MAX_MODULE_LINES}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -142,7 +137,7 @@ def sizes(source: Source) -> Iterator[Fault]:
 def imported(source: Source) -> Iterator[tuple[int, str]]:
     """Every imported module by its full name; `from a import b` gives both a and a.b."""
     package = source.path.removeprefix("src/").split("/")[:-1]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -173,7 +168,7 @@ def sans_io(source: Source) -> Iterator[Fault]:
     for line, name in imported(source):
         if name.split(".")[0] in IMPURE_MODULES:
             yield line, f"`{source.room}` is pure: no `{name.split('.')[0]}` (time is an argument)"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             yield node.lineno, f"`{source.room}` is pure: nothing asynchronous"
 
@@ -182,7 +177,7 @@ def telling_names(source: Source) -> Iterator[Fault]:
     names = [(1, part.removesuffix(".py")) for part in source.path.split("/")]
     names += [
         (node.lineno, node.name)
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     for line, name in names:
@@ -195,7 +190,7 @@ def telling_names(source: Source) -> Iterator[Fault]:
 def bounded(source: Source) -> Iterator[Fault]:
     if source.room is None:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Call):
             continue
         name = _last_name(node.func)
@@ -226,7 +221,7 @@ def narrow_handlers(source: Source) -> Iterator[Fault]:
     if source.room is None:
         return
     lines = source.text.splitlines()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.ExceptHandler):
             continue
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -238,7 +233,7 @@ def narrow_handlers(source: Source) -> Iterator[Fault]:
 def one_place_for_environment(source: Source) -> Iterator[Fault]:
     if source.room in (None, "settings"):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
             yield node.lineno, "the environment is read in settings.py only"
     for line, name in imported(source):
@@ -249,7 +244,7 @@ def one_place_for_environment(source: Source) -> Iterator[Fault]:
 def silent(source: Source) -> Iterator[Fault]:
     if source.room in (None, WIRES_EVERYTHING):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and _last_name(node.func) in ("print", "pprint"):
             yield node.lineno, "only the command line prints; others log"
 
@@ -266,13 +261,20 @@ RULES: list[Callable[[Source], Iterator[Fault]]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def faults():
+    """What each rule says of all source files; each file is parsed once."""
+    said = {rule: [] for rule in RULES}
+    for source in sources():
+        for rule, found in said.items():
+            found += [f"{source.path}:{line}: {what}" for line, what in rule(source)]
+    return said
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_tidy_rule_holds_everywhere(rule):
+def test_tidy_rule_holds_everywhere(rule, faults):
     """Every source file keeps the rule."""
-    faults = [
-        f"{source.path}:{line}: {what}" for source in sources() for line, what in rule(source)
-    ]
-    assert not faults, "\n" + "\n".join(faults)
+    assert not faults[rule], "\n" + "\n".join(faults[rule])
 
 
 def long_function(lines: int) -> str:

@@ -19,8 +19,9 @@ from tests.support.connection import Connection, Reply, head
 from tests.support.fleet import Fleet
 from tests.support.ledger import Ask, Ledger
 from tests.support.load import Load, plain
+from tests.support.pace import limit_s
 
-FLAGS = ("--ack-wait-s", "2", "--inline-max-bytes", "20000")
+FLAGS = ("--ack-wait-s", str(limit_s(2)), "--inline-max-bytes", "20000")
 # A gateway that is stopped for a while answers late; how long is added up from the schedule.
 GRACE_S = 4.0
 CALLERS = 16

@@ -12,8 +12,9 @@ from shoal.runtimes.null import numbers
 from tests.support.connection import Reply
 from tests.support.ledger import Ask, Ledger, Row, judge
 from tests.support.load import Load
+from tests.support.pace import limit_s
 
-ASK = Ask("mine", "echo", ["a", "b"], 0.2)
+ASK = Ask("mine", "echo", ["a", "b"], limit_s(0.2))
 
 
 def reply(status, body, name="mine", **headers):

@@ -24,8 +24,12 @@ def test_chaos_long_run_strikes_every_part_in_every_way():
 
 @pytest.mark.slow
 def test_chaos_short_run_is_clean(tmp_path):
-    """A dozen seconds of faults under load: nothing is lost, crossed or answered twice."""
-    story = run(tmp_path, seed="short", length_s=12.0, storage="file")
+    """Under load a runtime, the broker and a gateway are struck: nothing is lost, crossed or twice.
+
+    Longer runs are those of `make chaos`.
+    """
+    story = run(tmp_path, seed="breeze", length_s=11.0, storage="file")
+    assert {fault.part for fault in story.faults} == {"runtime", "broker", "gateway"}
     plan = "\n".join(map(str, story.faults))
     assert story.clean, f"{plan}\n{story.ledger}\n{story.complaints}\n{story.output}"
-    assert story.ledger.counts()["answered"] > 100
+    assert story.ledger.counts()["answered"] > 30

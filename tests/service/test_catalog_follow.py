@@ -69,7 +69,7 @@ def _keys(following):
 
 
 def test_catalog_is_followed_by_every_process(shelves):
-    """What one writes two others have within a second, the same; the first call has all of it."""
+    """What one writes two others soon have, the same; the first call has all of it."""
 
     async def main():
         async with shelves() as (a, b):
@@ -82,7 +82,7 @@ def test_catalog_is_followed_by_every_process(shelves):
             await b.remove(shelf_key("org/two.x"))
             await _put(b, _entry("three"))
             for following in (first, second):
-                await until(lambda f=following: _keys(f) == ["one@2", "three@1"], 1)
+                await until(lambda f=following: _keys(f) == ["one@2", "three@1"])
             assert told[-1] is first.snapshot
 
     run(main())
@@ -101,7 +101,7 @@ def test_catalog_bad_record_harms_nothing(shelves):
             await a.put("one", b'{"entry": {"id": "one", "newer": 1}, "origin": "command"}')
             await a.put("junk", b"\xff")
             await _put(a, _entry("two"))
-            await until(lambda: _keys(early) == ["one@1", "two@1"], 1)
+            await until(lambda: _keys(early) == ["one@1", "two@1"])
             late, _ = await _following(b)
             for following in (early, late):
                 assert _keys(following) == ["one@1", "two@1"]
@@ -109,7 +109,7 @@ def test_catalog_bad_record_harms_nothing(shelves):
                 assert "unknown key `newer`" in following.faults["one"]
             await _put(a, _entry("one", revision="2"))
             await a.remove("junk")
-            await until(lambda: not (early.faults or late.faults), 1)
+            await until(lambda: not (early.faults or late.faults))
             assert _keys(early) == _keys(late) == ["one@2", "two@1"]
 
     run(main())
@@ -123,13 +123,13 @@ def test_catalog_name_that_two_have_is_the_earlier_ones_everywhere(shelves):
             early, _ = await _following(a)
             await _put(a, _entry("z", aliases=["name"]))
             await _put(a, _entry("b", aliases=["name"]))
-            await until(lambda: early.faults, 1)
+            await until(lambda: early.faults)
             late, _ = await _following(b)
             for following in (early, late):
                 assert _keys(following) == ["z@1"]
                 assert "`name` is taken by `z`" in following.faults["b"]
             await b.remove("z")
-            await until(lambda: _keys(early) == _keys(late) == ["b@1"], 1)
+            await until(lambda: _keys(early) == _keys(late) == ["b@1"])
 
     run(main())
 
@@ -152,7 +152,7 @@ def test_catalog_remembers_what_was_replaced(shelves):
             await a.remove("d")
             await _put(a, _entry("d"))
             await _put(a, _entry("e", pool="other"))
-            await until(lambda: early.entries("other"), 1)
+            await until(lambda: early.entries("other"))
             late, _ = await _following(b)
             await late.recall()
             for following in (early, late):
@@ -177,11 +177,11 @@ def test_catalog_knows_adapters_by_key_and_remembers_replaced_ones(shelves, monk
             early, _ = await _following(a)
             assert "no model of the catalog has the id `a`" in early.faults["a=40x"]
             await _put(a, _entry("a"))
-            await until(lambda: early.has_adapters("a"), 1)
+            await until(lambda: early.has_adapters("a"))
             assert not early.faults
             assert early.adapter("a@x@1") == _adapter()
             await _put(a, _adapter(revision="2"))
-            await until(lambda: early.adapter("a@x@2"), 1)
+            await until(lambda: early.adapter("a@x@2"))
             late, _ = await _following(b)
             await late.recall()
             for following in (early, late):
@@ -190,7 +190,7 @@ def test_catalog_knows_adapters_by_key_and_remembers_replaced_ones(shelves, monk
                 assert following.adapter("a@x@3") is None
                 assert following.retired("default") == []
             await a.remove("a=40x")
-            await until(lambda: not (early.has_adapters("a") or late.has_adapters("a")), 1)
+            await until(lambda: not (early.has_adapters("a") or late.has_adapters("a")))
             assert early.adapter("a@x@2") is not None
             monkeypatch.setattr("shoal.catalog.follow.RETIRED_S", 0.0)
             assert early.adapter("a@x@2") is None
@@ -206,9 +206,9 @@ def test_catalog_forgets_what_was_replaced_long_ago(shelves, monkeypatch):
             await _put(a, _entry("a"))
             following, _ = await _following(a)
             await _put(a, _entry("a", revision="2"))
-            await until(lambda: following.retired("default"), 1)
+            await until(lambda: following.retired("default"))
             monkeypatch.setattr("shoal.catalog.follow.RETIRED_S", 0.05)
-            await until(lambda: not following.retired("default"), 1)
+            await until(lambda: not following.retired("default"))
 
     run(main())
 
@@ -333,7 +333,7 @@ def test_catalog_survives_a_broker_that_forgets(tmp_path):
                     await asyncio.sleep(0.05)
             assert (await read_records(b.catalog)).keys() == {"kept"}
             await _put(a.catalog, replace(_entry("kept"), revision="2"))
-            await until(lambda: all(_keys(f) == ["kept@2"] for f in followings), 1)
+            await until(lambda: all(_keys(f) == ["kept@2"] for f in followings))
         finally:
             for queue in queues:
                 await queue.close()

@@ -21,21 +21,28 @@ from tests.support.shoal_process import Serve, ShoalProcess
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ("--devices", "cpu:1", "--ack-wait-s", "2")
+FLAGS = ("--devices", "cpu:1", "--ack-wait-s", str(limit_s(2)), "--inline-max-bytes", "500")
 POISON = "the poison \x1b[31m"
 
 
-def start(folder, *flags, healed=False):
+def start(folder, *, healed=False):
     options = "{}" if healed else f"{{poison: {json.dumps(POISON)}, crash: 'the crash'}}"
     models = {"frail": options, "other": "{poison: 'the poison'}"}
-    return Serve(folder, *FLAGS, *flags, models=models)
+    return Serve(folder, *FLAGS, models=models)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    server = start(tmp_path_factory.mktemp("dead"))
+    yield server
+    assert server.leave() == 0, server.output
 
 
 @pytest.fixture
-def serve(tmp_path):
-    server = start(tmp_path)
-    yield server
-    assert server.leave() == 0, server.output
+def serve(running):
+    """A server without dead letters."""
+    Dead(running.folder)("drop", "--all", "--yes")
+    return running
 
 
 class Dead:
@@ -88,10 +95,13 @@ def test_dead_letter_has_the_whole_item_and_its_cause(serve):
 def test_dead_letter_replay_fails_again_and_succeeds_when_the_fault_is_gone(tmp_path):
     """A replay that fails keeps its one letter; after the model was mended it is served and gone.
 
-    The letters outlive the serve that buried them.
+    The letters outlive the serve that buried them. Inputs that had been in the payload store are in
+    the letter, and are sent again. While there is no serve its address is gone, and the command
+    says so.
     """
     dead = Dead(tmp_path)
     server = start(tmp_path)
+    large = ["x" * 300, POISON, "y" * 300]
     try:
         told = spoil(server)
         [row] = dead.listed()
@@ -100,35 +110,35 @@ def test_dead_letter_replay_fails_again_and_succeeds_when_the_fault_is_gone(tmp_
         assert dead.code == 1
         assert f"run_failed: {told['message']}; kept" in said
         assert [r["number"] for r in dead.listed()] == [row["number"]]
+        spoil(server, text=large)
+        address = read_access(tmp_path / "data")
     finally:
         assert server.leave() == 0, server.output
+    assert_nobody_is_there(dead, address)
     server = start(tmp_path, healed=True)
     try:
+        first, second = dead.listed()
+        assert (first["number"], second["inputs"]["texts"]) == (row["number"], large)
         assert "kept" in dead("replay", number, "--keep")
         assert dead.code == 0
-        assert [r["number"] for r in dead.listed()] == [row["number"]]
+        assert [r["number"] for r in dead.listed()] == [row["number"], second["number"]]
+        assert "1 of 1 served" in dead("replay", number)
         assert "1 of 1 served" in dead("replay", "--all", "--code", "run_failed")
         assert dead.listed() == []
     finally:
         assert server.leave() == 0, server.output
 
 
-def test_dead_letter_of_a_large_request_is_replayed_whole(tmp_path):
-    """Inputs that had been in the payload store are in the letter, and are sent again."""
-    dead = Dead(tmp_path)
-    server = start(tmp_path, "--inline-max-bytes", "500")
-    texts = ["x" * 300, POISON, "y" * 300]
-    try:
-        spoil(server, text=texts)
-        [row] = dead.listed()
-        assert row["inputs"]["texts"] == texts
-    finally:
-        assert server.leave() == 0, server.output
-    server = start(tmp_path, "--inline-max-bytes", "500", healed=True)
-    try:
-        assert "1 of 1 served" in dead("replay", "--all")
-    finally:
-        assert server.leave() == 0, server.output
+def assert_nobody_is_there(dead, address):
+    """What the command says when the serve of its folder has left."""
+    with pytest.raises(SettingsError, match="--nats-url"):
+        dead("list")
+    with pytest.raises(QueueUnavailable, match="no broker answers"):
+        dead("list", "--nats-url", address.url)
+    command = ShoalProcess("dead", "list", *dead.where)
+    assert command.ended(20) == 2
+    assert command.output.startswith("shoal: no `shoal serve`")
+    assert command.output.count("\n") == 1
 
 
 def test_dead_letters_are_dropped_by_filter_and_by_number(serve):
@@ -182,12 +192,12 @@ def test_dead_letter_that_is_no_envelope_is_shown_and_not_replayed(serve):
     assert dead.listed() == []
 
 
-def test_dead_finds_the_broker_of_a_serve_and_says_when_there_is_none(tmp_path):
-    """The address is readable by its owner only, and gone when `shoal serve` has left."""
-    dead, server = Dead(tmp_path), start(tmp_path)
-    file = tmp_path / "data" / "nats" / "access.json"
+def test_dead_finds_the_broker_of_a_serve(serve):
+    """The address is readable by its owner only; who has it can name the broker, with its token."""
+    dead = Dead(serve.folder)
+    file = serve.folder / "data" / "nats" / "access.json"
     assert file.stat().st_mode & 0o777 == 0o600
-    address = read_access(tmp_path / "data")
+    address = read_access(serve.folder / "data")
     with pytest.raises(SettingsError, match="no pool `typo`"):
         dead("list", "--pool", "typo")
     for arguments in (["replay"], ["drop"], ["drop", "1", "--all"], ["replay", "1", "--code", "x"]):
@@ -202,13 +212,3 @@ def test_dead_finds_the_broker_of_a_serve_and_says_when_there_is_none(tmp_path):
     assert other.ended(20) == 1
     assert "no broker answers" in other.output
     assert "wrong" not in other.output
-    assert server.leave() == 0, server.output
-    assert not file.exists()
-    with pytest.raises(SettingsError, match="--nats-url"):
-        dead("list")
-    with pytest.raises(QueueUnavailable, match="no broker answers"):
-        dead("list", "--nats-url", address.url)
-    command = ShoalProcess("dead", "list", *dead.where)
-    assert command.ended(20) == 2
-    assert command.output.startswith("shoal: no `shoal serve`")
-    assert command.output.count("\n") == 1

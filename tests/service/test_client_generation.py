@@ -23,9 +23,10 @@ from shoal.runtimes.null_texts import word
 from tests.support.pace import limit_s
 from tests.support.shoal_process import Serve
 
+TOKEN_S = limit_s(0.01)
 GENERATORS = {
     "words": "{tokens: 8}",
-    "slow": "{tokens: 2000, token_s: 0.01, slots: 1}",
+    "slow": f"{{tokens: 2000, token_s: {TOKEN_S:.3f}, slots: 1}}",
     "fragile": "{tokens: 20, token_s: 0.05, crash: 'user: dynamite'}",
 }
 
@@ -132,7 +133,7 @@ def test_client_streams_parts_as_they_grow(client):
     assert (growing.generated.finish_reason, growing.generated.tokens) == ("length", 60)
     assert growing.generated.prompt_tokens == 1
     assert len(parts) > 3
-    assert took_s - first_s > 0.3  # of the 0.6 s that sixty words take
+    assert took_s - first_s > 20 * TOKEN_S  # of the time of sixty words
 
 
 def test_client_with_keys_for_all_calls_streams_without_one(client, url):
@@ -146,7 +147,7 @@ def test_client_with_keys_for_all_calls_streams_without_one(client, url):
 
 
 def test_client_that_leaves_a_text_frees_its_slot(client):
-    """Left early, a text of twenty seconds makes room for the next at once."""
+    """Left early, a text of twenty seconds, stretched or not, makes room for the next at once."""
     for _ in range(2):
         with client.chat_stream("endless", "slow") as growing:
             assert next(growing)
@@ -161,7 +162,7 @@ def test_client_raises_the_error_in_the_middle_of_a_text(client):
     with client.chat_stream("dynamite", "fragile") as growing, pytest.raises(RuntimeCrashed):
         parts.extend(growing)
     assert words("user: dynamite", 3).startswith("".join(parts))
-    assert client.chat("again", "fragile", timeout_s=30).text
+    assert client.chat("again", "fragile", timeout_s=limit_s(30)).text
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_faults_cluster_survives_the_death_of_one_node_after_another(tmp_path):
         asyncio.run(cluster.ready())
         fleet = Fleet(
             tmp_path / "fleet",
-            *("--replicas", "3", "--ack-wait-s", "2"),
+            *("--replicas", "3", "--ack-wait-s", str(limit_s(2))),
             gateways=2,
             workers=2,
             url=cluster.url,
@@ -43,21 +43,21 @@ def test_faults_cluster_survives_the_death_of_one_node_after_another(tmp_path):
 
 def patient(n):
     """Nodes take up to ten seconds to elect another leader: the deadline is beyond that."""
-    return replace(plain(n), deadline_s=40.0)
+    return replace(plain(n), deadline_s=limit_s(40))
 
 
 async def break_nodes(cluster, fleet):
     load = Load(fleet, patient, retry=True)
     async with load:
-        await load.answers(50)
+        await load.answers(30)
         first = await cluster.leader(STREAM)
         cluster.kill(first)
-        await load.answers(100, 40)
+        await load.answers(60, 40)
         cluster.start(first)
         await cluster.in_sync(STREAM)
         second = (first + 1) % 3
         cluster.kill(second)
-        await load.answers(100, 40)
+        await load.answers(60, 40)
     assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
     asked = {row.ask.name for row in load.ledger.rows}
     assert asked == {row.ask.name for row in load.ledger.of("answered")}, (

@@ -20,7 +20,7 @@ N = 12
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory):
-    flags = ("--devices", "cpu:1", "--ack-wait-s", "2")
+    flags = ("--devices", "cpu:1", "--ack-wait-s", str(limit_s(2)))
     server = Serve(tmp_path_factory.mktemp("faults"), *flags, models=MODELS)
     yield server
     assert server.leave() == 0, server.output

@@ -44,7 +44,7 @@ def test_faults_payloads_cancelled_while_they_are_fetched_harm_nobody(tmp_path):
     async def main():
         load = Hasty(fleet, long_and_short, callers=24)
         async with load:
-            await load.answers(400, 60)
+            await load.answers(200, 60)
         assert load.ledger.clean, f"{load.ledger}\n{fleet.output}"
         assert not load.ledger.of("failed"), str(load.ledger)
         assert fleet.workers[0].process.poll() is None, fleet.output

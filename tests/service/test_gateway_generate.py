@@ -13,12 +13,13 @@ import pytest
 from tests.support.gateway_server import gateway_server
 from tests.support.lazy import Lazy
 from tests.support.local_texts import LONG_WORDS, PROMPT_TOKENS, WORDS, words_of
+from tests.support.pace import limit_s
 from tests.support.raw_http import connect, post, read_all, until
 
 openai = Lazy("openai")
 
 CHAT, PLAIN, NATIVE = "/v1/chat/completions", "/v1/completions", "/v1/generate"
-WRITE_TIMEOUT_S = 1.0
+WRITE_TIMEOUT_S = limit_s(1.0)
 STEP_BYTES = 32 * 1024
 
 
@@ -259,7 +260,7 @@ def test_generate_slow_reader_gets_all_of_it(served):
         peer.sendall(post(body, "Connection: close", path=NATIVE))
         while part := peer.recv(64 * 1024):
             if len(got) // STEP_BYTES < (len(got) + len(part)) // STEP_BYTES:
-                time.sleep(0.2)
+                time.sleep(WRITE_TIMEOUT_S / 5)
             got += part
     assert time.monotonic() - begun > WRITE_TIMEOUT_S
     assert b'"finish_reason"' in got

@@ -11,17 +11,20 @@ import httpx
 import pytest
 
 from shoal.runtimes.null_texts import CRASH_AT, word
+from tests.conftest import until
 from tests.support.lazy import Lazy
+from tests.support.metrics import metric
 from tests.support.pace import limit_s
-from tests.support.raw_http import connect, post
+from tests.support.raw_http import connect, post, read_all
 from tests.support.shoal_process import Serve
 
 openai = Lazy("openai")
 
+# Times of words are stretched, so that what else a request takes is as small a part of a text's.
 GENERATORS = {
     "words": "{tokens: 12}",
-    "narrow": "{tokens: 5000, token_s: 0.005, slots: 1}",
-    "crowded": "{tokens: 20, token_s: 0.05, slots: 4}",
+    "narrow": f"{{tokens: 5000, token_s: {limit_s(0.005):.4f}, slots: 1}}",
+    "crowded": f"{{tokens: 20, token_s: {limit_s(0.05):.4f}, slots: 4}}",
     "fragile": "{tokens: 20, token_s: 0.05, crash: dynamite}",
 }
 NATIVE, PLAIN = "/v1/generate", "/v1/completions"
@@ -129,20 +132,19 @@ def test_serve_generate_client_that_leaves_frees_its_slot(server):
     begun = time.monotonic()
     made = generate(server, model="narrow", inputs="b", max_tokens=3).json()
     assert made["data"][0]["text"] == words("b", 3)
-    # To its end the first text would have taken 25 s.
+    # To its end the first text would have taken 25 s, stretched as this is.
     assert time.monotonic() - begun < limit_s(10)
 
 
 def test_serve_generate_slow_reader_holds_no_slot(server):
-    """A client that reads a byte a second does not keep the model from others."""
-    body = {"model": "narrow", "inputs": "slow", "stream": True, "max_tokens": 500, "n": 1}
+    """A client that has read a byte does not keep the model from others; it gets its text later."""
+    body = {"model": "narrow", "inputs": "slow", "stream": True, "max_tokens": 300, "n": 1}
     with connect(port(server), receive_bytes=2048) as peer:
-        peer.sendall(post(body, path=NATIVE))
-        for _ in range(2):
-            assert peer.recv(1)
-            time.sleep(1)
+        peer.sendall(post(body, "Connection: close", path=NATIVE))
+        assert peer.recv(1)
         made = generate(server, model="narrow", inputs="next", max_tokens=2)
         assert made.json()["data"][0]["text"] == words("next", 2)
+        assert b'"finish_reason"' in read_all(peer)
 
 
 def test_serve_generate_engine_that_is_lost_in_mid_stream_is_told(server):
@@ -164,12 +166,13 @@ def test_serve_generate_engine_that_is_lost_in_mid_stream_is_told(server):
 
 def test_serve_generate_deadline_in_mid_stream_is_an_error_event(server):
     """The deadline bounds the whole answer: what came by then, and an event that says so."""
+    time_s = limit_s(1.0)
     assert generate(server, model="narrow", inputs="x", max_tokens=1).status_code == 200
     with httpx.stream(
         "POST",
         f"{server.url}{NATIVE}",
         json={"model": "narrow", "inputs": "late", "stream": True},
-        headers={"x-shoal-deadline-ms": "700"},
+        headers={"x-shoal-deadline-ms": f"{time_s * 1e3:.0f}"},
         timeout=limit_s(30),
     ) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
@@ -177,7 +180,7 @@ def test_serve_generate_deadline_in_mid_stream_is_an_error_event(server):
     *pieces, last = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert last["error"]["code"] == "deadline_exceeded"
     told = re.search(r"\((.+) s; the header `X-Shoal-Deadline-Ms`", last["error"]["message"])
-    assert 0.5 < float(told[1]) <= 0.7
+    assert time_s / 2 < float(told[1]) <= time_s + 0.05
     assert words("late", 5000).startswith("".join(piece["text"] for piece in pieces))
     assert generate(server, model="narrow", inputs="x", max_tokens=1).status_code == 200
 
@@ -188,7 +191,7 @@ def test_serve_generate_overload_is_refused_early_and_free_slots_are_used(server
     Until then every text had grown alone, and had all four slots' device to itself.
     """
     generate(server, model="crowded", inputs="first")
-    heard_s = time.monotonic() + 2  # by then the gateway has heard of it
+    heard_s = time.monotonic() + limit_s(2)  # by then the gateway has heard of it
     while time.monotonic() < heard_s:
         alone_s = generate(server, model="crowded", inputs="alone").elapsed.total_seconds()
 
@@ -201,7 +204,7 @@ def test_serve_generate_overload_is_refused_early_and_free_slots_are_used(server
     async def main():
         async with httpx.AsyncClient(base_url=server.url, timeout=limit_s(30)) as client:
             three = [asyncio.create_task(ask(client, f"{n}", 2 * alone_s)) for n in range(3)]
-            await asyncio.sleep(alone_s / 4)
+            await until(lambda: metric(server.url, "shoal_gateway_waiting_items") >= 3)
             short = await ask(client, "short", alone_s / 2, max_tokens=2)
             burst = [asyncio.create_task(ask(client, f"b {n}", 4 * alone_s)) for n in range(30)]
             return short, await asyncio.gather(*three), await asyncio.gather(*burst)
@@ -210,9 +213,9 @@ def test_serve_generate_overload_is_refused_early_and_free_slots_are_used(server
     assert [answer.status_code for answer, _ in (short, *three)] == [200] * 4
     statuses = [answer.status_code for answer, _ in burst]
     assert statuses.count(200) >= 4, statuses
-    assert statuses.count(429) >= 15, statuses
+    assert statuses.count(429) >= 12, statuses
     # On a busy machine a text may take longer than those before it.
-    assert statuses.count(504) <= statuses.count(200) / 4, statuses
+    assert statuses.count(504) <= statuses.count(200) / 2, statuses
     for answer, took_s in burst:
         if answer.status_code == 429:
             assert took_s < alone_s

@@ -37,6 +37,7 @@ from shoal.wire.envelope import (
 )
 from shoal.wire.generation import ChatMessage, Generated, Generation, Piece, pack
 from tests.conftest import run, until
+from tests.support.pace import limit_s
 
 ENTRY = Entry(id="m", tasks=["generate"], source="file:///x")
 
@@ -76,7 +77,7 @@ class Place:
             "m@1",
             "interactive",
             max_items=n,
-            expires_s=5.0,
+            expires_s=limit_s(5.0),
             on_delivery=found.append,
             on_end=lambda: None,
         )
@@ -239,7 +240,7 @@ def test_submit_stream_that_ends_early_is_withdrawn(why):
 
     async def main():
         async with Place() as place:
-            time_s = 0.3 if why == "deadline" else 30.0
+            time_s = limit_s(0.3) if why == "deadline" else 60.0
             reader = Reader(place, place.job("a", "a", n=2, time_s=time_s))
             items = await place.take(2)
             await place.grow(items[0], 0, "x")
@@ -248,7 +249,7 @@ def test_submit_stream_that_ends_early_is_withdrawn(why):
                 reader.task.cancel()
             if why == "failure":
                 await place.fail(items[1], InvalidRequest("no such thing", param="schema"))
-            await asyncio.wait([reader.task], timeout=5)
+            await asyncio.wait([reader.task], timeout=limit_s(5))
             if why == "client":
                 assert reader.task.cancelled()
             else:

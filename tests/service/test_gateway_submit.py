@@ -35,6 +35,7 @@ from shoal.wire.envelope import (
     encode,
 )
 from tests.conftest import run, until
+from tests.support.pace import limit_s
 
 ENTRY = Entry(
     id="m",
@@ -94,7 +95,7 @@ class Place:
             "m@1",
             lane,
             max_items=n,
-            expires_s=1.0,
+            expires_s=limit_s(5.0),
             on_delivery=found.append,
             on_end=lambda: None,
         )
@@ -319,11 +320,11 @@ def test_submit_withdraws_what_nobody_waits_for(why):
 
     async def main():
         async with Place() as place:
-            job = place.start(8, time_s=0.2 if why == "deadline" else 30)
+            job = place.start(8, time_s=limit_s(0.3) if why == "deadline" else 60)
             items = await place.take(8)
             if why == "client":
                 job.cancel()
-            done, _ = await asyncio.wait([job], timeout=5)
+            done, _ = await asyncio.wait([job], timeout=limit_s(5))
             assert done
             assert job.cancelled() or job.exception().code == "deadline_exceeded"
             assert place.tokens() == {}

@@ -11,8 +11,6 @@ import pytest
 from shoal.errors import ModelUnavailable
 from shoal.runtimes.encoder import LoadedModel
 from shoal.runtimes.registry import create
-from shoal.runtimes.torch.linear import ONEDNN, STOCK, choose
-from shoal.runtimes.torch.network import TorchTransformer
 from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
     MINILM,
@@ -29,6 +27,8 @@ from tests.support.runtime_models import (
 )
 
 torch = Lazy("torch")
+maps = Lazy("shoal.runtimes.torch.linear")
+networks = Lazy("shoal.runtimes.torch.network")
 transformers = Lazy("transformers")
 
 
@@ -38,16 +38,17 @@ def tiny(tmp_path_factory):
 
 
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
-@pytest.mark.parametrize("linear", [STOCK, ONEDNN], ids=["stock", "onednn"])
-def test_both_linear_maps_give_the_reference(tiny, tmp_path, linear, packs):
+@pytest.mark.parametrize("name", ["STOCK", "ONEDNN"])
+def test_both_linear_maps_give_the_reference(tiny, tmp_path, name, packs):
     """Whichever map the trial picks, dense and sparse vectors are those of transformers."""
-    if linear is ONEDNN:
+    linear = getattr(maps, name)
+    if linear is maps.ONEDNN:
         try:
             linear.apply(torch.zeros(32, 8), torch.zeros(8, 8), None)
         except (AttributeError, RuntimeError) as error:
             pytest.skip(f"this torch reaches no oneDNN: {error}")
     wanted = spec(tiny, tmp_path, outputs=["dense", "sparse"], normalize=False)
-    network = TorchTransformer(
+    network = networks.TorchTransformer(
         tiny / "model.safetensors", wanted, device="cpu", linear=linear, packs=packs
     )
     model = LoadedModel(wanted, network)
@@ -65,16 +66,16 @@ def test_both_linear_maps_give_the_reference(tiny, tmp_path, linear, packs):
 
 def test_the_trial_picks_one_of_the_two():
     """On the CPU either map, on any other device torch's own without a trial."""
-    assert choose("cpu") in (STOCK, ONEDNN)
-    assert choose("cuda:0") is STOCK
+    assert maps.choose("cpu") in (maps.STOCK, maps.ONEDNN)
+    assert maps.choose("cuda:0") is maps.STOCK
 
 
 def test_rows_are_rounded_to_few_sizes():
     """4,096 row counts become 44, as oneDNN keeps code for each; stock takes them as they are."""
-    sizes = {ONEDNN.rows(n) for n in range(1, 4097)}
+    sizes = {maps.ONEDNN.rows(n) for n in range(1, 4097)}
     assert len(sizes) == 44
-    assert all(0 <= ONEDNN.rows(n) - n < 256 for n in range(1, 4097))
-    assert STOCK.rows(7) == 7
+    assert all(0 <= maps.ONEDNN.rows(n) - n < 256 for n in range(1, 4097))
+    assert maps.STOCK.rows(7) == 7
 
 
 def test_packing_is_chosen_by_the_option(tiny, tmp_path):

@@ -92,7 +92,7 @@ def test_serve_models_token_ids_equal_their_text(live_server):
     pairs = embed(live_server, "all-minilm-l6-v2", [ids]), embed(live_server, "minilm", "hello")
     assert cosines(*pairs).min() >= 0.99999
     body = {"model": "minilm", "input": [[101, 999_999, 102]]}
-    answer = httpx.post(f"{live_server}/v1/embeddings", json=body)
+    answer = httpx.post(f"{live_server}/v1/embeddings", json=body, timeout=limit_s(60))
     assert answer.status_code == 400
     assert "999999" in answer.json()["error"]["message"]
 

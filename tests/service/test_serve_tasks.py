@@ -41,7 +41,7 @@ LAYOUT_PAGE = encoded(page(height=1_300), "PNG")
 
 @pytest.fixture(scope="module")
 def client(live_server):
-    with Client(live_server, timeout_s=60) as client:
+    with Client(live_server, timeout_s=limit_s(60)) as client:
         yield client
 
 
@@ -98,7 +98,7 @@ def test_serve_tasks_of_all_models_at_once(live_server):
     """A dozen real models and more answer on one machine, every task of each, asked together."""
 
     async def everything():
-        async with AsyncClient(live_server, timeout_s=110) as client:
+        async with AsyncClient(live_server, timeout_s=limit_s(110)) as client:
             # What runs in a bundle is installed at first, and has tests of its own.
             models = [one for one in await client.models() if available(one.runtime) is None]
             answers = await asyncio.gather(*(ask(client, model) for model in models))
@@ -219,7 +219,10 @@ def test_serve_documents_are_read_in_every_form(client, http):
     answer = http.post(
         "/v1/extract?model=pp-ocrv6&outputs=text",
         content=pdf([page(), page(second[0])]),
-        headers={"content-type": "application/pdf", "X-Shoal-Deadline-Ms": "60000"},
+        headers={
+            "content-type": "application/pdf",
+            "X-Shoal-Deadline-Ms": f"{limit_s(60) * 1e3:.0f}",
+        },
     )
     assert answer.status_code == 200, answer.text
     (found,) = answer.json()["results"]

@@ -17,8 +17,6 @@ from shoal.runtimes.registry import create
 from shoal.runtimes.sequences import TokenSequence
 from shoal.runtimes.torch.families import FAMILIES
 from shoal.runtimes.torch.layout import packs_better
-from shoal.runtimes.torch.linear import STOCK
-from shoal.runtimes.torch.network import TorchTransformer
 from shoal.runtimes.torch.runtime import TorchRuntime
 from tests.support.lazy import Lazy
 from tests.support.runtime_models import (
@@ -40,6 +38,8 @@ from tests.support.runtime_models import (
 
 torch = Lazy("torch")
 transformers = Lazy("transformers")
+maps = Lazy("shoal.runtimes.torch.linear")
+networks = Lazy("shoal.runtimes.torch.network")
 
 LAST_PAD = {"pad_token_id": 1}
 SHARED_KEYS = {"num_key_value_heads": 2, "pad_token_id": 0}
@@ -105,11 +105,11 @@ def save_kind(name, ending, folder, **changes):
 
 
 def network(folder, *, packs=True, dtype=torch.float32, **fields):
-    return TorchTransformer(
+    return networks.TorchTransformer(
         folder / "model.safetensors",
         spec(folder, folder, **fields),
         device="cpu",
-        linear=STOCK,
+        linear=maps.STOCK,
         packs=packs,
         dtype=dtype,
     )

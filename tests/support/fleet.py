@@ -23,7 +23,7 @@ class Fleet:
 
     models: options of null models by id. url: of a broker that somebody else runs; without it the
     fleet has a nats-server of its own. epochs: of each gateway, odd while it is
-    going or gone. late_s: for how long each was stopped, in all.
+    going or gone. late_s: for how long each was stopped, in all. shutdown_s: on a fast machine.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Fleet:
             raise
 
     def _gateway(self, i: int) -> ShoalProcess:
-        flags = ("--port", str(self.ports[i]), "--shutdown-s", str(self._shutdown_s))
+        flags = ("--port", str(self.ports[i]), "--shutdown-s", str(limit_s(self._shutdown_s)))
         return ShoalProcess("gateway", *self._shared, *flags, SHOAL_NATS_TOKEN=self._token)
 
     def _worker(self, i: int) -> ShoalProcess:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.runtimes.null import numbers
 from tests.support.connection import Reply
+from tests.support.pace import limit_s
 
 DIM = 8
 # Said before anything was queued; `queue_unavailable` is, too, when it is said at once.
@@ -89,7 +90,7 @@ def judge(ask: Ask, reply: Reply, took_s: float) -> tuple[str, str]:
         return _checked(ask, reply)
     said = json.loads(reply.body)
     code, detail = said["code"], f"{reply.status} {said['code']}: {said['message']}"
-    if code in REFUSALS or (code == "queue_unavailable" and took_s < FAST_S):
+    if code in REFUSALS or (code == "queue_unavailable" and took_s < limit_s(FAST_S)):
         good = reply.status in (429, 503) and int(reply.headers["retry-after"]) >= 1
         return (f"refused:{code}" if good else "unclear"), detail
     if code == ask.expects or FAILURES.get(code) == reply.status:

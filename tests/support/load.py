@@ -32,7 +32,7 @@ class Load:
     """Callers on a fleet, from entering to leaving the block; each has a connection of its own.
 
     draw: makes request number n. retry: a request that no gateway has accepted goes to the next
-    gateway, as a careful client does.
+    gateway, as a careful client does. grace_s: on a fast machine.
     """
 
     fleet: Fleet
@@ -107,7 +107,7 @@ class Load:
             epoch = self.fleet.epochs[gateway]
             if epoch == connection.epoch and epoch % 2 == 0:  # the gateway lives
                 row.verdict = "lost"
-            elif row.took_s < UNREAD_S and not error.begun:
+            elif row.took_s < limit_s(UNREAD_S) and not error.begun:
                 row.verdict = "unread"  # it closed an idle connection as we used it
         except TimeoutError:
             row.took_s, row.verdict = time.monotonic() - begun_s, "lost"
@@ -130,7 +130,7 @@ class Load:
         """
         late_s = self.fleet.late_s[gateway]
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(ask.deadline_s + self.grace_s) as limit:
+        async with asyncio.timeout(ask.deadline_s + limit_s(self.grace_s)) as limit:
             sending = asyncio.ensure_future(self.send(connection, ask))
             try:
                 while not sending.done():

@@ -156,7 +156,7 @@ def test_schedule_hopeless_work_goes_after_what_can_be_in_time():
     assert [one.id for _, one in done.expired] == [hopeless.id]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     n_models=st.integers(2, 6),
@@ -197,7 +197,7 @@ def test_schedule_share_theorem(seed, n_models, weights):
     assert max(ahead) - min(ahead) <= bound_s + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), n_models=st.integers(1, 6), devices=st.integers(1, 4))
 def test_schedule_wait_theorem(seed, n_models, devices):
     """A line with no more than a quantum of work starts within 2 + ceil(3 (M - 1) / W) quanta.

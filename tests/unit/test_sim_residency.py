@@ -113,7 +113,7 @@ def test_sim_density_loads_clearly_less_than_lru():
     for seed in range(2):
         rng = random.Random(seed)
         models = random_models(60, rng)
-        arrivals = Popularity(0.9, 2.0, 25.0, 0.02).trace([m.model for m in models], rng)
+        arrivals = Popularity(0.9, 2.0, 12.0, 0.02).trace([m.model for m in models], rng)
         budget = sum(m.size_bytes for m in models) // 2
         ours, lru = (simulate(name, models, arrivals, budget) for name in ("density", "lru"))
         ratios.append(ours.load_s / lru.load_s)
