@@ -19,10 +19,9 @@ from shoal.cli.dead import dead_app
 from shoal.cli.lora_app import lora_app
 from shoal.cli.models_app import models_app
 from shoal.cli.options import CatalogFolder, settings_command
+from shoal.cli.processes import gateway, plainly, serve, worker
 from shoal.core.residency_rank import RANKINGS, RankingName
-from shoal.errors import OperatorError, ShoalError
 from shoal.settings import GatewaySettings, ServeSettings, WorkerSettings
-from shoal.telemetry import setup_logging
 
 if TYPE_CHECKING:
     from shoal.client import GenerationOptions
@@ -39,51 +38,19 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Runs one command; an error that was foreseen is one line, not a traceback."""
-    try:
-        app()
-    except OperatorError as error:
-        typer.echo(f"shoal: {error.message}", err=True)
-        sys.exit(2)
-    except ShoalError as error:
-        typer.echo(f"shoal: {error.message} ({error.code})", err=True)
-        sys.exit(1)
-
-
-def _serve(settings: ServeSettings) -> int:
-    from shoal.cli.serve import serve
-
-    setup_logging(settings.log_level, "serve")
-    return serve(settings)
-
-
-def _gateway(settings: GatewaySettings) -> int:
-    from shoal.gateway.run import run
-
-    setup_logging(settings.log_level, "gateway")
-    run(settings)
-    return 0
-
-
-def _worker(settings: WorkerSettings) -> int:
-    from shoal.worker.run import run
-
-    setup_logging(settings.log_level, "worker")
-    run(settings)
-    return 0
+    """Runs one command."""
+    sys.exit(plainly(app))
 
 
 app.command("serve")(
-    settings_command(
-        ServeSettings, _serve, "Start everything on this machine: broker, API, models."
-    )
+    settings_command(ServeSettings, serve, "Start everything on this machine: broker, API, models.")
 )
 app.command("gateway")(
-    settings_command(GatewaySettings, _gateway, "Start an HTTP gateway against a NATS server.")
+    settings_command(GatewaySettings, gateway, "Start an HTTP gateway against a NATS server.")
 )
 app.command("worker")(
     settings_command(
-        WorkerSettings, _worker, "Start a worker of this machine against a NATS server."
+        WorkerSettings, worker, "Start a worker of this machine against a NATS server."
     )
 )
 app.add_typer(models_app, name="models")
