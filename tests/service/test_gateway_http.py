@@ -241,10 +241,10 @@ def test_gateway_http_cancels_the_job_of_a_client_that_leaves(served, client):
 @pytest.mark.parametrize("pad", [0, 80_000], ids=["small", "large"])
 def test_gateway_http_notices_at_once_that_a_client_leaves(monkeypatch, pad):
     """A job is withdrawn without a look around, after a body that pauses reading too."""
-    monkeypatch.setattr("shoal.gateway.visit.GRACE_S", 3600.0)  # no visit is looked after
     inputs = ["hold", *["x" * 1000] * (pad // 1000)]
     body = json.dumps({"model": "dense", "inputs": inputs}).encode()
     with gateway_server(max_body_bytes=100_000) as served:
+        monkeypatch.setattr(served.app._attendant, "round", lambda _: None)
         for n in range(2):
             with connect(served) as peer:
                 peer.sendall(head(f"Content-Length: {len(body)}") + body)

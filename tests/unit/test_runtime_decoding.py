@@ -129,6 +129,13 @@ def test_document_that_cannot_be_read_is_refused(blob, said):
         list(pages(blob))
 
 
+def test_document_fault_is_its_own_and_not_that_of_the_one_before():
+    """A PDF without a page that comes after an encrypted one is not called encrypted."""
+    for blob, said in ((raw_pdf(pages=1, encrypted=True), "encrypted"), (raw_pdf(), "broken|no p")):
+        with pytest.raises(InvalidRequest, match=said):
+            list(pages(blob))
+
+
 def test_document_with_as_many_pages_as_are_read_is_read():
     """The limit itself is within the limit."""
     assert sum(1 for _ in pages(raw_pdf(pages=MAX_PAGES))) == MAX_PAGES

@@ -45,7 +45,8 @@ def _opened(blob: bytes) -> Iterator[Any]:
     try:
         document = pypdfium2.PdfDocument(blob)
     except pypdfium2.PdfiumError as error:
-        if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD:
+        # The library's code may be that of a document before; one that is encrypted says so itself.
+        if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD and b"/Encrypt" in blob:
             raise InvalidRequest("the PDF is encrypted; send it without a password") from error
         raise InvalidRequest(f"the PDF is broken: {error}") from error
     with document:
