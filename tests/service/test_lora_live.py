@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 
 import httpx
@@ -162,7 +163,7 @@ def test_lora_added_adapter_is_served_fresh_and_gone_when_removed(serve, lora, t
     assert "base@1  resident on cpu#0" in shown
     kept = CliRunner().invoke(app, ["models", "remove", "base", *where])
     assert kept.exit_code == 1
-    assert "model `base` still has 2 adapters" in kept.output
+    assert re.search(r"model `base` still has \d+ adapters", kept.output)
 
     assert lora("remove", "base@tone")[0] == 0
     message = _soon(serve, "base@kep", 404).json()["message"]
@@ -272,7 +273,7 @@ def test_lora_thousand_registered_and_a_few_resident_answer_apart(serve, lora):
     _soon(serve, many[-1].id, 200)
     run(main(), 120)
     assert 0 < max(residents) <= MOST
-    places = [row["places"] for row in _listed(lora).values()]
+    places = [row["places"] for key, row in _listed(lora).items() if key.startswith("base@")]
     assert 0 < sum(map(len, places)) <= MOST
 
 

@@ -92,12 +92,13 @@ def stream(pool, model, for_s, callers=48):
 
 def test_pool_gives_a_hot_model_more_copies(pool):
     """When what waits takes longer than a load, another worker loads the model, too."""
+    before = loads(pool, "hot")
     threads, codes = stream(pool, "hot", 6.0)
     for thread in threads:
         thread.join()
     assert set(codes) == {200}
     assert settled(pool, "hot", 2) >= 2
-    assert max(loads(pool, "hot")) == 1
+    assert max(now - n for now, n in zip(loads(pool, "hot"), before, strict=True)) <= 1
 
 
 def test_pool_serves_what_a_killed_runtime_left(pool):

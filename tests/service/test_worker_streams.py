@@ -201,7 +201,8 @@ def test_streams_end_at_the_deadline(serve):
 
     @asking(serve)
     async def _(asker):
-        item = await asker.submit("steady", "endless", deadline_s=0.5)
+        await asker.whole(await asker.submit("steady", "loads it", max_tokens=1))
+        item = await asker.submit("steady", "endless", deadline_s=limit_s(0.5))
         outcome = await asker.end(item)
         assert outcome.failure.code == "deadline_exceeded"
         assert asker.pieces(item)
