@@ -17,8 +17,9 @@ from measure.traffic import lengths
 from shoal.core.baselines import BaselinePolicy
 from shoal.core.cost import CostModel, CostState
 from shoal.core.lanes import parse_lanes
+from shoal.core.line import ModelRule
 from shoal.core.policy import Policy
-from shoal.core.schedule import ModelRule, Scheduler
+from shoal.core.schedule import Scheduler
 from shoal.core.types import Item
 
 MODEL = "ragged"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,10 +129,11 @@ def test_window_bookkeeping_does_not_grow_with_what_has_left():
     """Thousands of items through a small window leave nothing behind."""
     w = Window("m", "bulk", max_items=8)
     for n in range(5000):
-        w.add(item(n, 5), 1e9 - n)
+        w.add(replace(item(n, 5), tenant=f"t{n}", request=f"r{n}"), 1e9 - n)
         w.remove([str(n)])
     assert len(w._starts) <= 17
-    assert (len(w._by_length), len(w._by_tenant)) == (0, 0)
+    assert (len(w), len(w._by_length)) == (0, 0)
+    assert max(len(w._tenants), len(w._shares._used)) < 200
 
 
 def test_bounds_bytes_of_a_batch():

@@ -113,7 +113,8 @@ def test_cost_model_budget_is_what_fits():
     model = trained()
     tokens = model.budget_tokens(0.1, 64)
     assert truth(Work(tokens, tokens * 64)) == pytest.approx(0.1, rel=0.15)
-    assert model.budget_tokens(0.0, 64) == 0
+    free = model.budget_tokens(0.0, 64)  # no batch is shorter than the floor
+    assert model.predict_s(Work(free, free * 64)) == pytest.approx(model.state().floor_s, rel=0.05)
 
 
 @settings(max_examples=50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from shoal.core.cost import CostModel, CostState
 from shoal.core.lanes import LaneRule
-from shoal.core.schedule import ModelRule, Scheduler
+from shoal.core.line import ModelRule
+from shoal.core.schedule import MAX_FIT, Scheduler
 from shoal.core.turns import MAX_DEBT_S
 from shoal.core.types import Item
 from tests.support.policy_drive import drive
@@ -42,8 +44,9 @@ def scheduler(models, *, devices=1, weights=None):
     return made
 
 
-def item(model, at, tokens=FULL, lane="interactive", *, within_s=1e9, tenant=""):
-    return Item(f"{model}{next(_serial)}", model, lane, (tokens,), at + within_s, at, tenant)
+def item(model, at, tokens=FULL, lane="interactive", *, within_s=1e9, tenant="", call=""):
+    name = f"{model}{next(_serial)}"
+    return Item(name, model, lane, (tokens,), at + within_s, at, tenant, request=call)
 
 
 def stream(model, from_s, to_s, every_s, **more):
@@ -122,6 +125,39 @@ def test_schedule_tenants_save_nothing_up():
     assert max(waits_s(done, steady)) <= 3 * QUANTUM_S
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_schedule_small_calls_beside_a_large_one_wait_for_no_more_than_the_batch_that_runs(packing):
+    """Of one tenant: what comes alone goes with the next batch, whatever the large call has here.
+
+    The large call goes on at nearly its full rate.
+    """
+    policy = Scheduler(LANES, devices=1)
+    rule = ModelRule("a", 1.0, packing, 1024, 100_000, 100_000)
+    policy.add_model(rule, KnownCost(CostState(LAUNCH_S, TOKEN_S, factor=1.0)))
+    rng = random.Random(1)
+    large = [item("a", 0.0, rng.randint(20, 300), call="large") for _ in range(2_000)]
+    small = [
+        item("a", at_s / 100, rng.randint(20, 100), call=f"small{at_s}")
+        for at_s in range(10, 1_500, 7)
+    ]
+    done = drive(policy, [*large, *small], took_s, 1)
+    assert max(waits_s(done, small)) <= QUANTUM_S + 2 * LAUNCH_S
+    useful_s = TOKEN_S * sum(one.tokens for one in [*large, *small])
+    assert done.batches[-1][1] <= 1.1 * useful_s
+
+
+def test_schedule_ever_new_calls_do_not_keep_a_large_one_waiting():
+    """Small calls come faster than they can be served: the large one still has its share."""
+    policy = scheduler("a")
+    large = [item("a", 0.0, 100, call="large") for _ in range(200)]
+    small = stream("a", 0.0, 20.0, 0.004, tokens=60)
+    small = [replace(one, request=f"small{n}") for n, one in enumerate(small)]
+    done = drive(policy, [*large, *small], took_s, 1)
+    ends_s = max(done.starts_s[one.id] for one in large)
+    assert ends_s < max(done.starts_s[one.id] for one in small)
+    assert sum(done.starts_s[one.id] < 10.0 for one in large) > 20
+
+
 def test_schedule_work_of_an_absent_model_holds_nobody_up():
     """Short work that cannot run here caps no long work: both devices are used in full quanta."""
     policy = scheduler("ab", devices=2)
@@ -154,6 +190,41 @@ def test_schedule_hopeless_work_goes_after_what_can_be_in_time():
     done = drive(policy, [hopeless, good], took_s, 1)
     assert done.starts_s == {good.id: 0.0}
     assert [one.id for _, one in done.expired] == [hopeless.id]
+
+
+@pytest.mark.parametrize("slower", [1, 5, 20])
+def test_schedule_quantum_fits_a_slow_device(slower):
+    """On any device work runs at 0.9 of the best rate, and waits are bounded by the fitted quantum.
+
+    There the launch alone may take 40 ms of a quantum of 100 ms.
+    """
+    launch_s, token_s = LAUNCH_S * slower, TOKEN_S * slower
+    quantum_s = max(QUANTUM_S, 20 * launch_s)
+
+    def took_s(batch):
+        return launch_s + token_s * batch.work.padded_tokens
+
+    policy = Scheduler(LANES, devices=1)
+    for model in "ab":
+        cost = KnownCost(CostState(launch_s, token_s, factor=1.0, batches=100))
+        policy.add_model(ModelRule(model, 1.0, True, 1024, 100_000, 100_000), cost)
+    crowd = [item("a", 0.0, tokens=10) for _ in range(8_000 // slower)]
+    bulk = [item("a", 0.0, tokens=10, lane="bulk") for _ in range(1_000 // slower)]
+    single = stream("b", 0.5, 6.0, 6 * quantum_s, tokens=10)
+    done = drive(policy, [*crowd, *bulk, *single], took_s, 1)
+    assert max(waits_s(done, single)) <= 3 * quantum_s
+    full = [(end - start, b.tokens) for start, end, b in done.batches if b.model == "a"][:-2]
+    assert sum(n for _, n in full) * token_s >= 0.9 * sum(s for s, _ in full)
+
+
+def test_schedule_quantum_that_fits_is_bounded():
+    """An estimate of a launch of minutes makes no batch longer than `MAX_FIT` quanta."""
+    policy = Scheduler(LANES, devices=1)
+    cost = KnownCost(CostState(60.0, TOKEN_S, factor=1.0, batches=100))
+    policy.add_model(ModelRule("a", 1.0, True, 1024, 100_000, 10**9), cost)
+    for lane in ("interactive", "bulk"):
+        longest = CostModel(CostState(0.0, TOKEN_S)).budget_tokens(MAX_FIT * QUANTUM_S, 64)
+        assert policy.budget_tokens("a", lane) <= longest
 
 
 @settings(max_examples=30, deadline=None)

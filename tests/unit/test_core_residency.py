@@ -37,6 +37,42 @@ def planner(name="density"):
     return ResidencyPlanner(make_ranking(name, KNOWN))
 
 
+def beside_idle(queued, *, copies=1, load_s=0.5):
+    """A model with copies on the first devices, work of it that waits, and a device that idles."""
+    places = [copy("m", device=f"d{n}", busy=True) for n in range(copies)]
+    wanted = demand("m", waiting=queued, queued=queued, load_s=load_s)
+    names = tuple(f"d{n}" for n in range(copies + 1))
+    return held(places, [wanted], devices=names, idle=names[copies:], budget=400)
+
+
+def test_another_copy_loads_once_it_would_have_worked_for_as_long_as_a_load_takes():
+    """Ski rental: not at the first look, and not where work waits now and then only."""
+    policy = planner()
+    looks = [policy.plan(beside_idle(8), NOW + 0.1 * n) for n in range(7)]
+    assert [bool(actions) for actions in looks] == [False] * 5 + [True, False]
+    (load,) = looks[5]
+    assert (load.model, load.device) == ("m", "d1")
+    policy = planner()
+    for n in range(200):  # half of the time nothing waits
+        assert not policy.plan(beside_idle(8 if n % 2 else 0), NOW + 0.1 * n)
+
+
+def test_another_copy_is_no_use_without_an_idle_device():
+    """While all devices work nothing is missed, however long the line."""
+    policy = planner()
+    full = beside_idle(100)
+    for n in range(100):
+        now = replace(full, idle_devices=frozenset())
+        assert not policy.plan(now, NOW + 0.1 * n)
+
+
+def test_planner_looks_again_when_another_copy_will_have_paid():
+    """The next look comes when the load is earned."""
+    policy = planner()
+    policy.plan(beside_idle(8), NOW)
+    assert policy.next_look_s(beside_idle(8), NOW) == pytest.approx(NOW + 0.5)
+
+
 @st.composite
 def states(draw):
     """A worker of one or two memories with two devices each, in any state a shell may report."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from shoal.core.baselines import BaselinePolicy
 from shoal.core.cost import CostModel, CostState
 from shoal.core.lanes import DEFAULT_LANES, LaneRule, parse_lanes
-from shoal.core.schedule import ModelRule, Scheduler
+from shoal.core.line import ModelRule
+from shoal.core.schedule import Scheduler
 from shoal.core.turns import MAX_DEBT_S
 from shoal.core.types import Item
 from shoal.errors import SettingsError

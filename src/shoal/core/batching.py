@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+from shoal.core.shares import Shares
 from shoal.core.types import Item, Lane
 
 LAUNCH_TOKENS = 32
@@ -57,6 +58,11 @@ def _blocks(
     return blocks[::-1]
 
 
+def padded_tokens(item: Item) -> int:
+    """The tokens of an item that runs as one padded pass."""
+    return item.longest_tokens * len(item.lengths_tokens)
+
+
 def partition(
     lengths_tokens: Sequence[int], budget_tokens: int, launch_tokens: float = LAUNCH_TOKENS
 ) -> list[list[int]]:
@@ -70,7 +76,51 @@ def partition(
     return [order[start:end] for start, end in _blocks(sizes, budget_tokens, launch_tokens)]
 
 
+_MOST_GONE = 64
 MAX_BATCH_BYTES = 64 * 1024 * 1024  # a frame to a runtime holds four times that
+
+
+class _Request:
+    """A call's items that are here, oldest first, and their padded tokens."""
+
+    __slots__ = ("items", "tokens")
+
+    def __init__(self) -> None:
+        self.items: dict[str, Item] = {}
+        self.tokens = 0
+
+
+class _Tenant:
+    """A tenant's calls that have something here, and whose turn it is among them."""
+
+    __slots__ = ("requests", "shares")
+
+    def __init__(self) -> None:
+        self.requests: dict[str, _Request] = {}
+        self.shares = Shares()
+
+    @property
+    def tokens(self) -> int:
+        return sum(request.tokens for request in self.requests.values())
+
+    def add(self, item: Item) -> None:
+        self.shares.enter(item.request)
+        request = self.requests.setdefault(item.request, _Request())
+        request.items[item.id] = item
+        request.tokens += padded_tokens(item)
+
+    def remove(self, item: Item) -> None:
+        request = self.requests[item.request]
+        del request.items[item.id]
+        request.tokens -= padded_tokens(item)
+        if not request.items:
+            del self.requests[item.request]
+            self.shares.leave(item.request)
+
+    def head(self) -> Item:
+        """The oldest item of the call that was served least; of several the smallest."""
+        name = min(self.requests, key=lambda r: (self.shares.used(r), self.requests[r].tokens))
+        return next(iter(self.requests[name].items.values()))
 
 
 class Window:
@@ -88,9 +138,9 @@ class Window:
         self._items: dict[str, Item] = {}
         self._by_length: dict[int, dict[str, Item]] = {}
         self._sequences: dict[int, int] = {}
-        self._by_tenant: dict[str, dict[str, Item]] = {}
-        self._served: dict[str, float] = {}
-        self._turn_tokens = 0.0  # the virtual time of tenants, as lines have one (`schedule`)
+        self._shares = Shares()
+        self._tenants: dict[str, _Tenant] = {}
+        self._head: Item | None = None
         self._starts: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -110,11 +160,37 @@ class Window:
 
     @property
     def head(self) -> Item | None:
-        """The oldest item of the tenant that was served least."""
-        if len(self._by_tenant) <= 1:
-            return self.oldest
-        tenant = min(self._by_tenant, key=lambda t: self._served[t])
-        return next(iter(self._by_tenant[tenant].values()))
+        """The oldest item of the request, of the tenant, that was served least."""
+        if self._head is None and self._items:
+            here = (name for name, tenant in self._tenants.items() if tenant.requests)
+            name = min(here, key=lambda t: (self._shares.used(t), self._tenants[t].tokens))
+            self._head = self._tenants[name].head()
+        return self._head
+
+    def behind(self, most_tokens: int) -> list[Item]:
+        """The items of small calls beside a large one, up to so many padded tokens.
+
+        Large is what has had more than its share already, or has more than that waiting. Where
+        nothing is large, nobody goes before others.
+        """
+        small: list[tuple[float, float, _Request]] = []
+        large = False
+        for name, tenant in self._tenants.items():
+            ahead = bool(tenant.requests) and self._shares.is_ahead(name)
+            for request, held in tenant.requests.items():
+                if ahead or held.tokens > most_tokens or tenant.shares.is_ahead(request):
+                    large = True
+                else:
+                    small.append((self._shares.used(name), tenant.shares.used(request), held))
+        if not large:
+            return []
+        found: list[Item] = []
+        for _, _, held in sorted(small, key=lambda one: one[:2]):
+            most_tokens -= held.tokens
+            if most_tokens < 0:
+                break
+            found += held.items.values()
+        return found
 
     def add(self, item: Item, latest_start_s: float) -> bool:
         """Takes an item in; False when the window is full or holds the item already.
@@ -128,17 +204,12 @@ class Window:
         length = item.longest_tokens
         self._by_length.setdefault(length, {})[item.id] = item
         self._sequences[length] = self._sequences.get(length, 0) + len(item.lengths_tokens)
-        if item.tenant not in self._by_tenant:
-            self._by_tenant[item.tenant] = {}
-            # Whoever comes anew has nothing saved up; who is not ahead need not be remembered.
-            ahead = self._served.get(item.tenant, self._turn_tokens)
-            self._served = {
-                tenant: tokens
-                for tenant, tokens in self._served.items()
-                if tenant in self._by_tenant or tokens > self._turn_tokens
-            }
-            self._served[item.tenant] = max(ahead, self._turn_tokens)
-        self._by_tenant[item.tenant][item.id] = item
+        if item.tenant not in self._tenants:
+            self._forget_tenants()
+            self._tenants[item.tenant] = _Tenant()
+        self._shares.enter(item.tenant)
+        self._tenants[item.tenant].add(item)
+        self._head = None
         heapq.heappush(self._starts, (latest_start_s, item.id))
         if len(self._starts) > 2 * self.max_items:  # entries of items that left by another door
             self._starts = [entry for entry in self._starts if entry[1] in self._items]
@@ -160,11 +231,20 @@ class Window:
             self._sequences[length] -= len(item.lengths_tokens)
             if not bucket:
                 del self._by_length[length], self._sequences[length]
-            tenants = self._by_tenant[item.tenant]
-            del tenants[item_id]
-            if not tenants:
-                del self._by_tenant[item.tenant]
+            self._leave(item)
+        self._head = None
         return gone
+
+    def _leave(self, item: Item) -> None:
+        tenant = self._tenants[item.tenant]
+        tenant.remove(item)
+        if not tenant.requests:
+            self._shares.leave(item.tenant)
+
+    def _forget_tenants(self) -> None:
+        """Of those who have nothing here only a few are remembered."""
+        if len(self._tenants) > 2 * len(self._shares.here) + _MOST_GONE:
+            self._tenants = {n: t for n, t in self._tenants.items() if t.requests}
 
     def expire(self, now: float) -> list[Item]:
         """Takes out the items that cannot be done by their deadlines any more."""
@@ -190,32 +270,41 @@ class Window:
         budget_tokens: int,
         launch_tokens: float,
         packing: bool,
-        also: Item | None = None,
+        also: Sequence[Item] = (),
     ) -> list[Item]:
         """Takes out `first` and its best company within the budget; a solo item has none.
 
-        also: an item that comes along in any case, in a pass of its own where lengths differ. With
+        also: items that come along in any case, in passes of their own where lengths differ. With
         packing (a runtime that pads nothing): the oldest items, up to true tokens. Without: the
         block of the optimal partition of the window that holds `first`.
         """
-        if first.solo or (also is not None and also.solo):
+        if first.solo:
             chosen = [first]
         else:
-            beside = [] if also is None else [also]
+            beside = [item for item in also if item is not first and not item.solo]
             for item in beside:
-                budget_tokens -= item.longest_tokens * len(item.lengths_tokens)
+                budget_tokens -= padded_tokens(item)
             if packing:
                 chosen = self._oldest_with(first, budget_tokens)
             else:
                 chosen = self._block_of(first, budget_tokens, launch_tokens)
             chosen[1:1] = [item for item in beside if item not in chosen]
         chosen = _within(chosen)
-        least = min(self._served[tenant] for tenant in self._by_tenant)
-        self._turn_tokens = max(self._turn_tokens, least)
+        self._charge(chosen)
         self.remove([item.id for item in chosen])
-        for item in chosen:
-            self._served[item.tenant] += item.tokens
         return chosen
+
+    def _charge(self, chosen: Iterable[Item]) -> None:
+        """What goes now counts for its tenants, and for the requests of each."""
+        of_tenants: dict[str, int] = {}
+        of_requests: dict[str, dict[str, int]] = {}
+        for item in chosen:
+            of_tenants[item.tenant] = of_tenants.get(item.tenant, 0) + item.tokens
+            requests = of_requests.setdefault(item.tenant, {})
+            requests[item.request] = requests.get(item.request, 0) + item.tokens
+        self._shares.serve(of_tenants)
+        for tenant, requests in of_requests.items():
+            self._tenants[tenant].shares.serve(requests)
 
     def _oldest_with(self, first: Item, budget_tokens: int) -> list[Item]:
         chosen, tokens = [first], first.tokens

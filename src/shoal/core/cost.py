@@ -30,6 +30,7 @@ from dataclasses import dataclass
 QUANTILE = 0.95
 CLIP = 3.0
 CONTRADICTIONS = 4
+FULL = 0.95
 _FORGET = 0.98
 _OUTLIER_WEIGHT = 0.1
 _GUESS_PULL = 0.05
@@ -116,11 +117,22 @@ class CostModel:
         return self.predict_s(work) * self._factor
 
     def budget_tokens(self, allowed_s: float, length_tokens: int) -> int:
-        """The most padded tokens, in sequences of about this length, that run in `allowed_s`."""
+        """The most padded tokens, in sequences of about this length, that run in `allowed_s`.
+
+        No batch is shorter than the floor: what fits into that costs nothing more.
+        """
         a, b, c = self._w
-        if allowed_s <= self._floor_s:
-            return 0
-        return max(0, int((allowed_s - a) / (b + c * length_tokens)))
+        return max(0, int((max(allowed_s, self._floor_s) - a) / (b + c * length_tokens)))
+
+    def full_s(self) -> float:
+        """Device seconds of the shortest batch that runs at `FULL` of the device's best rate.
+
+        A batch of n tokens, each of slope s, takes max(floor, a + s n), and its rate is that share
+        of the best one which s n is of the time. 0 while too little was measured.
+        """
+        if self._batches < _TRUST_AFTER:
+            return 0.0
+        return max(self._floor_s, self._w[0] / (1.0 - FULL))
 
     def observe(self, work: Work, took_s: float) -> None:
         """Learns from a batch that took `took_s` device seconds."""

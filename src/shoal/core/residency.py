@@ -37,9 +37,10 @@ class Demand:
     size_bytes: of a copy, measured, else estimated (`measured` says which). load_s: what a load
     takes. waiting: items in its lines, the worker's own window included. waited_s: the item-seconds
     that they have waited so far while the model was not here, or its device ran others' batches
-    beside an idle one. backlog_s: device seconds of what waits. slack_s: until the most urgent of
-    them must be loaded for; None while unknown. pinned: is never evicted, and is loaded without
-    demand. min_copies: that the pool should have.
+    beside an idle one. queued: how many of those that wait do not run yet. backlog_s: device
+    seconds of what waits. slack_s: until the most urgent of them must be loaded for; None while
+    unknown. pinned: is never evicted, and is loaded without demand. min_copies: that the pool
+    should have.
     elsewhere: copies that other workers have or load. idle_timeout_s: None for never.
     blocked: it may not be loaded now (it failed a moment ago, or another worker has the lease).
     """
@@ -50,6 +51,7 @@ class Demand:
     measured: bool = False
     waiting: int = 0
     waited_s: float = 0.0
+    queued: int = 0
     backlog_s: float = 0.0
     slack_s: float | None = None
     pinned: bool = False

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shoal.core.missed import Missed
 from shoal.core.residency import Action, Close, Copy, Demand, Evict, Held, Load, Memory, kept
 from shoal.core.residency_rank import Ranking
 
@@ -153,6 +154,7 @@ class ResidencyPlanner:
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
+        self._missed = Missed()
 
     def on_requests(self, model: str, n: int, now: float) -> None:
         """N items of a model have arrived."""
@@ -163,10 +165,13 @@ class ResidencyPlanner:
         """What to do now; the evictions that a load needs come before it."""
         view = _View(held)
         self._ranking.keep_only(view.demands)
+        self._missed.look(held, view.total, now)
         actions = [*self._timeouts(view, now), *self._trim(view, now)]
         for claim in self._claims(view, now):
             actions += self._serve(claim, view, now)
         for action in actions:
+            if isinstance(action, Load):
+                self._missed.forget(action.model)
             if isinstance(action, Evict) and action.model in view.demands:
                 self._ranking.on_evict(view.demands[action.model], now)
         return actions
@@ -175,6 +180,7 @@ class ResidencyPlanner:
         """The next moment when a copy times out, has stayed, or a claim matures."""
         view = _View(held)
         moments = [self._timeout_s(view, copy) for copy in view.copies]
+        moments += [self._missed.pays_s(demand, now) for demand in held.demands]
         claims = [c for c in self._claims(view, now) if not c.another]
         for claim in claims:
             moments.append(mature_s(claim.demand, now))
@@ -246,7 +252,7 @@ class ResidencyPlanner:
         if needed:
             return Claim(demand, "it is to be there", (0, 0.0, model), worth, needed=True)
         if total > 0:
-            return _another(demand, total, worth)
+            return _another(demand, total, worth, self._missed.of(model))
         if demand.slack_s is not None and now + demand.slack_s - URGENT_S <= now:
             order = (1, demand.slack_s, model)
             return Claim(demand, "a deadline is at stake", order, worth, urgent=True, mature=True)
@@ -377,8 +383,11 @@ class ResidencyPlanner:
         return chosen
 
 
-def _another(demand: Demand, total: int, worth: float) -> Claim | None:
+def _another(demand: Demand, total: int, worth: float, missed_s: float) -> Claim | None:
     """A further copy of a model that has `total`, where that pays."""
+    if missed_s >= demand.load_s and demand.queued:
+        why = "it waited beside an idle device for as long as a load takes"
+        return Claim(demand, why, (3, -missed_s, demand.model), worth, another=True)
     # The last of the backlog is done that much earlier; that must exceed what a load takes.
     saved_s = (demand.backlog_s / total - demand.load_s) / (total + 1)
     if saved_s > demand.load_s:

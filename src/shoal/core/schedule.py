@@ -13,6 +13,9 @@ charge it. Time is an argument; the worker and a simulator drive the very same o
   tenant whose turn it is has its head in the urgent batch, or in the next.
 - **Useful**: among models within one quantum of the least served, the one whose batch has the best
   share of useful time.
+- **A quantum that fits the device**: where a batch of the lane's quantum would be mostly launch (a
+  slow device, a large model), a line's batches may take what reaches `shoal.core.cost.FULL` of the
+  device's best rate by the learnt cost, up to `MAX_FIT` quanta.
 - **Work conserving**: a device is never left idle while a line may run. What the cost model takes
   for hopeless goes last, and runs where nothing else can: predictions are tried, not believed.
   While all devices of its model are busy, it is dropped (`expire`).
@@ -28,61 +31,20 @@ pulling, or the clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from shoal.core.batching import Window, partition
+from shoal.core.batching import Window, padded_tokens
 from shoal.core.cost import CostModel, Work
 from shoal.core.lanes import LaneRule
+from shoal.core.line import Line, ModelRule, padded_work
 from shoal.core.policy import Where
 from shoal.core.turns import MAX_DEBT_S, Account, Turns
 from shoal.core.types import Batch, Item, Lane
 
 LONG_QUANTA = 4.0
+MAX_FIT = 20.0
 ACTIVE_S = 1.0
 Mode = Literal["fair", "oldest"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRule:
-    """How one model is scheduled.
-
-    weight: its share of a lane's device time. packing: its runtime pads nothing.
-    block_tokens: the most padded tokens of one forward pass. max_items: the window's bound.
-    max_batch_tokens: no batch is larger, whatever the quantum allows.
-    """
-
-    model: str
-    weight: float
-    packing: bool
-    block_tokens: int
-    max_items: int
-    max_batch_tokens: int
-
-
-class _Line:
-    """One (model, lane): its window, and its account.
-
-    late: what the cost model takes for hopeless. passed_over: the last batch was urgent and had no
-    room for the head.
-    """
-
-    __slots__ = ("account", "cost", "lane", "late", "passed_over", "rule", "window")
-
-    def __init__(self, rule: ModelRule, lane: LaneRule, cost: CostModel) -> None:
-        self.rule = rule
-        self.lane = lane
-        self.cost = cost
-        self.window = Window(rule.model, lane.name, max_items=rule.max_items)
-        self.account = Account(rule.weight)
-        self.late: dict[str, Item] = {}
-        self.passed_over = False
-
-    def alone(self, item: Item) -> Work:
-        """The work of an item that runs alone."""
-        if self.rule.packing:
-            return Work.of_packed(item.lengths_tokens)
-        return _padded_work(item.lengths_tokens, self.rule.block_tokens)
 
 
 class Scheduler:
@@ -102,11 +64,10 @@ class Scheduler:
     ) -> None:
         self._lanes = {rule.name: rule for rule in lanes}
         self._shortest_s = min(rule.quantum_s for rule in lanes)
-        self._long_s = LONG_QUANTA * self._shortest_s
         self._devices = devices
         self._mode = mode
         self._urgency = urgency
-        self._lines: dict[tuple[str, Lane], _Line] = {}
+        self._lines: dict[tuple[str, Lane], Line] = {}
         self._lane_accounts = {rule.name: Account(rule.weight) for rule in lanes}
         self._lane_turns = Turns()
         self._line_turns = {rule.name: Turns() for rule in lanes}
@@ -118,7 +79,7 @@ class Scheduler:
     def add_model(self, rule: ModelRule, cost: CostModel) -> None:
         """Makes the lines of a model; `cost` goes on learning wherever it is shared."""
         for lane in self._lanes.values():
-            self._lines[(rule.model, lane.name)] = _Line(rule, lane, cost)
+            self._lines[(rule.model, lane.name)] = Line(rule, lane, cost)
 
     def change_model(self, rule: ModelRule) -> None:
         """Another weight or other bounds for a model that is here; what waits goes on waiting."""
@@ -216,7 +177,7 @@ class Scheduler:
             return True
         return False
 
-    def _able(self, now: float, where: Where) -> list[_Line]:
+    def _able(self, now: float, where: Where) -> list[Line]:
         """The lines that may run on a free device; brings up to date who takes part in turns."""
         able = []
         waiting = set()
@@ -257,40 +218,47 @@ class Scheduler:
     def budget_tokens(self, model: str, lane: Lane) -> int:
         """The padded tokens of a full batch of a line, for whoever decides how much to pull."""
         line = self._lines[(model, lane)]
-        return self._budget(line, line.lane.quantum_s)
+        return self._budget(line, self._quantum_s(line))
+
+    def _quantum_s(self, line: Line, least_s: float | None = None) -> float:
+        """The longest batch of a line: of its lane, or of `least_s`, and what fits the device."""
+        quantum_s = line.lane.quantum_s if least_s is None else least_s
+        return max(quantum_s, min(line.cost.full_s(), MAX_FIT * self._shortest_s))
 
     # --- who is next
 
-    def _is_short(self, line: _Line) -> bool:
+    def _is_short(self, line: Line) -> bool:
         return line.lane.quantum_s <= self._shortest_s
 
     def _short_is_active(self, now: float) -> bool:
         """Whether short work is here or was here a moment ago."""
         return now - self._short_seen_s < ACTIVE_S
 
-    def _is_long(self, line: _Line) -> bool:
+    def _is_long(self, line: Line) -> bool:
         """Whether the line's next batch is of a longer lane, or an item that cannot be cut."""
-        return not self._is_short(line) or (
-            len(line.window) > 0 and line.cost.predict_s(line.alone(_head(line))) > self._long_s
-        )
+        if not self._is_short(line):
+            return True
+        if not len(line.window):
+            return False
+        return line.cost.predict_s(line.alone(line.head)) > LONG_QUANTA * self._quantum_s(line)
 
-    def _is_long_batch(self, line: _Line, batch: Batch) -> bool:
-        return not self._is_short(line) or batch.expected_s > self._long_s
+    def _is_long_batch(self, line: Line, batch: Batch) -> bool:
+        return not self._is_short(line) or (batch.expected_s > LONG_QUANTA * self._quantum_s(line))
 
     def _long_is_capped(self, now: float) -> bool:
         capped = len(self._long_running) >= max(1, self._devices - 1)
         return capped and self._short_is_active(now)
 
-    def _urgent(self, lines: Sequence[_Line], now: float) -> tuple[_Line, Item] | None:
+    def _urgent(self, lines: Sequence[Line], now: float) -> tuple[Line, Item] | None:
         """The line with the earliest deadline among those that cannot wait a quantum more."""
         if self._mode == "oldest" or not self._urgency:
             return None
-        found: list[tuple[float, int, _Line, Item]] = []
+        found: list[tuple[float, int, Line, Item]] = []
         for n, line in enumerate(lines):
             urgent = line.window.most_urgent()
             if urgent is None or line.passed_over or self._debt_s(line) > MAX_DEBT_S:
                 continue
-            margin_s = line.cost.bound_s(line.alone(urgent[1])) + line.lane.quantum_s
+            margin_s = line.cost.bound_s(line.alone(urgent[1])) + self._quantum_s(line)
             if urgent[1].deadline_s - margin_s <= now:
                 found.append((urgent[1].deadline_s, n, line, urgent[1]))
         if not found:
@@ -300,17 +268,17 @@ class Scheduler:
         self.debt_s = max(0.0, self._debt_s(line))
         return line, item
 
-    def _debt_s(self, line: _Line) -> float:
+    def _debt_s(self, line: Line) -> float:
         """Device seconds that a line is ahead of its lane, or its lane of the others."""
         return max(
             self._line_turns[line.lane.name].debt_s(line.account),
             self._lane_turns.debt_s(self._lane_account(line)),
         )
 
-    def _in_turn(self, lines: Sequence[_Line]) -> tuple[_Line, Item]:
+    def _in_turn(self, lines: Sequence[Line]) -> tuple[Line, Item]:
         if self._mode == "oldest":
-            line = min(lines, key=lambda one: _head(one).arrived_s)
-            return line, _head(line)
+            line = min(lines, key=lambda one: one.head.arrived_s)
+            return line, line.head
         lane = min(
             {line.lane.name for line in lines}, key=lambda name: self._lane_accounts[name].used_s
         )
@@ -319,47 +287,50 @@ class Scheduler:
         level = [
             line
             for line in inside
-            if (line.account.used_s - least_s) * line.rule.weight <= line.lane.quantum_s
+            if (line.account.used_s - least_s) * line.rule.weight <= self._quantum_s(line)
         ]
         line = max(level, key=lambda one: (round(self._useful_share(one), 2), -one.account.used_s))
-        return line, _head(line)
+        return line, line.head
 
-    def _useful_share(self, line: _Line) -> float:
+    def _useful_share(self, line: Line) -> float:
         """The share of a batch's device time that its tokens need, at the slope of a full one."""
         state = line.cost.state()
-        tokens = min(line.window.tokens, self._budget(line, line.lane.quantum_s))
+        tokens = min(line.window.tokens, self._budget(line, self._quantum_s(line)))
         useful_s = state.token_s * tokens
         return useful_s / max(state.floor_s, state.launch_s + useful_s)
 
     # --- what runs
 
-    def _budget(self, line: _Line, allowed_s: float) -> int:
+    def _budget(self, line: Line, allowed_s: float) -> int:
         window = line.window
         typical = max(1, window.tokens // max(1, len(window))) if len(window) else 64
         tokens = line.cost.budget_tokens(allowed_s, typical)
         return max(1, min(tokens, line.rule.max_batch_tokens))
 
-    def _form(self, line: _Line, first: Item, now: float, free_devices: int) -> Batch:
+    def _form(self, line: Line, first: Item, now: float, free_devices: int) -> Batch:
         """The batch around `first`: within the quantum, and shared with other free devices."""
-        allowed_s = line.lane.quantum_s
-        if not self._is_short(line) and self._short_is_active(now):
-            allowed_s = self._shortest_s
+        beside_short = not self._is_short(line) and self._short_is_active(now)
+        allowed_s = self._quantum_s(line, self._shortest_s if beside_short else None)
         budget = self._budget(line, allowed_s)
         if free_devices > 1:
             budget = min(budget, -(-line.window.tokens // free_devices))
         state, packing = line.cost.state(), line.rule.packing
-        head = _head(line)
-        with_head = _padded_tokens(head) + _padded_tokens(first) <= budget
+        head = line.head
+        also = line.window.behind(budget // 2)
+        if also:  # small calls beside a large one wait for this very batch to end: not much else
+            budget = min(budget, max(budget // 4, 2 * sum(map(padded_tokens, also))))
+        if head not in also and padded_tokens(head) + padded_tokens(first) <= budget:
+            also = [head, *also]
         items = line.window.take(
             first,
-            also=head if with_head and head is not first else None,
-            budget_tokens=max(budget, _padded_tokens(first)),
+            also=also,
+            budget_tokens=max(budget, padded_tokens(first)),
             launch_tokens=state.launch_s / state.token_s,
             packing=packing,
         )
         line.passed_over = head not in items
         lengths = [n for item in items for n in item.lengths_tokens]
-        work = Work.of_packed(lengths) if packing else _padded_work(lengths, line.rule.block_tokens)
+        work = Work.of_packed(lengths) if packing else padded_work(lengths, line.rule.block_tokens)
         return Batch(
             line.rule.model,
             line.lane.name,
@@ -371,26 +342,9 @@ class Scheduler:
 
     # --- accounts
 
-    def _lane_account(self, line: _Line) -> Account:
+    def _lane_account(self, line: Line) -> Account:
         return self._lane_accounts[line.lane.name]
 
-    def _charge(self, line: _Line, device_s: float) -> None:
+    def _charge(self, line: Line, device_s: float) -> None:
         line.account.charge(device_s)
         self._lane_account(line).charge(device_s)
-
-
-def _head(line: _Line) -> Item:
-    head = line.window.head
-    if head is None:
-        raise ValueError("an empty line has no head")
-    return head
-
-
-def _padded_tokens(item: Item) -> int:
-    """The tokens of an item that runs as one padded pass."""
-    return item.longest_tokens * len(item.lengths_tokens)
-
-
-def _padded_work(lengths_tokens: Sequence[int], block_tokens: int) -> Work:
-    groups = partition(lengths_tokens, block_tokens)
-    return Work.of_blocks([[lengths_tokens[i] for i in group] for group in groups])

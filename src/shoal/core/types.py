@@ -25,7 +25,8 @@ class Item:
     `lengths_tokens` has the exact length of every sequence that the item needs run (a pair head
     that encodes a query and n documents has n + 1). `deadline_s` and `arrived_s` are on the same
     clock as every `now` that a policy is given. solo: it was in a batch that took its process down,
-    and runs alone now, so that the culprit harms nobody else. size_bytes: of what its runtime gets.
+    and runs alone now, so that the culprit harms nobody else. request: the call that it is a part
+    of; the calls of a tenant take turns. size_bytes: of what its runtime gets.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Item:
     arrived_s: float
     tenant: str = ""
     solo: bool = False
+    request: str = ""
     size_bytes: int = 0
 
     @property

@@ -29,11 +29,13 @@ _BEST_FIRST = ("resident", "loading", "cold", "unavailable")
 class Rates:
     """What live workers have seen of one model; 0 while none has.
 
-    token_s: device seconds of a useful token. bytes_per_token: of its texts.
+    token_s: device seconds of a useful token. bytes_per_token: of its texts. full_s: the longest
+    batch that a device needs to run at nearly its best rate.
     """
 
     token_s: float = 0.0
     bytes_per_token: float = 0.0
+    full_s: float = 0.0
 
 
 class Fleet:
@@ -48,6 +50,7 @@ class Fleet:
         # Looked up for every request and computed from all workers: kept until they have news.
         self._rates: dict[str, Rates] = {}
         self._devices: int | None = None
+        self._most_full_s: float | None = None
         self._refreshed_s = 0.0
         self.news = 0
 
@@ -68,7 +71,7 @@ class Fleet:
 
     def _refresh(self, now: float) -> None:
         self._rates.clear()
-        self._devices = None
+        self._devices = self._most_full_s = None
         self._refreshed_s = now
         self.news += 1
 
@@ -101,6 +104,15 @@ class Fleet:
         if found is None:
             found = self._rates[model] = _average(self._of_model(model))
         return found
+
+    @property
+    def most_full_s(self) -> float:
+        """The most that `full_s` of any model is."""
+        self._forget_silent()
+        if self._most_full_s is None:
+            live = (states.values() for _, states, _ in self._workers.values())
+            self._most_full_s = max((m.full_s for states in live for m in states), default=0.0)
+        return self._most_full_s
 
     def at_once(self, model: str) -> int:
         """How many texts of a model can grow at once in the copies that are loaded."""
@@ -161,4 +173,5 @@ def _average(states: Sequence[tuple[int, ModelState]]) -> Rates:
     sized = [(n, state.bytes_per_token) for n, state in states if state.bytes_per_token > 0]
     token_s = sum(n for n, _ in timed) / sum(n / each for n, each in timed) if timed else 0.0
     in_all = sum(n * each for n, each in sized)
-    return Rates(token_s, in_all / sum(n for n, _ in sized) if sized else 0.0)
+    full_s = max((state.full_s for _, state in states), default=0.0)
+    return Rates(token_s, in_all / sum(n for n, _ in sized) if sized else 0.0, full_s)

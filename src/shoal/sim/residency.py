@@ -323,6 +323,7 @@ class ResidencySimulation:
             model.load_s,
             measured=True,
             waiting=len(line),
+            queued=len(line),
             waited_s=sum(self._now - at_s for at_s, _ in line),
             backlog_s=len(line) * self._machine.request_s,
             slack_s=slack_s,

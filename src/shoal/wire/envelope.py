@@ -229,10 +229,11 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     reason: why it is unavailable, or how far its load is. token_s: device seconds of a useful
     token, padding and launches included. bytes_per_token: what its texts have had. item_s: device
-    seconds of an item. devices: those that hold it. memory_bytes: of one copy, as measured. load_s:
-    what its loads take. All of these are 0 while unknown. loading_s: for how long it has been
-    loading. idle_s: since its last batch. growing: texts of it that grow. at_once: how many do in
-    the copies that are loaded when there are plenty. Where the entry lists
+    seconds of an item. full_s: device seconds of a batch that is large enough for the device to run
+    at nearly its best rate. devices: those that hold it. memory_bytes: of one copy, as measured.
+    load_s: what its loads take. All of these are 0 while unknown. loading_s: for how long it has
+    been loading. idle_s: since its last batch. growing: texts of it that grow. at_once: how many do
+    in the copies that are loaded when there are plenty. Where the entry lists
     several runtimes: runtime is the one that serves it here, others has the rest, each with why it
     does not. adapters: those loaded beside its copies. adapts: it takes some here. faulty: the keys
     of those that cannot be had here just now.
@@ -244,6 +245,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     token_s: float = 0.0
     bytes_per_token: float = 0.0
     item_s: float = 0.0
+    full_s: float = 0.0
     devices: list[str] = []
     memory_bytes: int = 0
     load_s: float = 0.0

@@ -26,6 +26,7 @@ RETIRED_IDLE_S = 5.0
 DOUBTED = 2.0
 LOADS_AT_ONCE = 8  # of one model, in a pool
 _LEAST_LOAD_S = 0.1
+_AT_WORK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ class Picture:
             measured=size.measured,
             waiting=self._waiting(key),
             waited_s=self._waited_s(entry),
+            queued=self._queued(entry),
             backlog_s=self.backlog_s(entry),
             pinned=pinned,
             min_copies=least,
@@ -232,6 +234,24 @@ class Picture:
         """Items that wait or run, here or at the broker."""
         here = sum(line.waiting + line.preparing for line in self._roster.lines_of(key))
         return max(here, self.demand.waiting.get(key, 0))
+
+    def _queued(self, entry: Entry) -> int:
+        """Items that a further copy could begin now.
+
+        Where the model is not here, what other workers run cannot be told from what waits there:
+        what they have at once and a little more is taken for running.
+        """
+        if entry.generates:
+            return 0
+        if self.residents.holders(entry):
+            return sum(line.waiting for line in self._roster.lines_of(entry.key))
+        copies = max(1, self.peers.copies().get(entry.key, 0))
+        return self._waiting(entry.key) if self.backlog_s(entry) > copies * _AT_WORK_S else 0
+
+    def queues_beside_idle(self) -> bool:
+        """Whether something waits here while a device has nothing to do."""
+        idle = any(not device.in_flight for device in self.residents.devices)
+        return idle and any(line.waiting for line in list(self._roster.lines.values()))
 
     def backlog_s(self, entry: Entry) -> float:
         """Device seconds of what waits, by what its items took so far, here or elsewhere."""

@@ -96,6 +96,7 @@ class Placing:
             item.arrived_s,
             envelope.tenant or "",
             solo=item.delivery.attempt > 1,
+            request=envelope.request,
             size_bytes=len(made.ids) + sum(map(len, made.blobs)),
         )
         if envelope.payload is None and not entry.generates:  # its engine counts, at the end

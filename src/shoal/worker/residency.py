@@ -83,7 +83,9 @@ class Residency:
         state = self.residents.state(entry)
         if state == "unavailable":
             return not self._peers.can_serve(entry.key)
-        return state in ("resident", "loading")
+        if state == "loading":  # items are left to those that are ready for them
+            return not self._peers.copies().get(entry.key)
+        return state == "resident"
 
     def can_others_serve(self, entry: Entry) -> bool:
         """Whether another worker says that it could."""
@@ -203,7 +205,9 @@ class Residency:
         """One plan, where one could say something new."""
         now_s = monotonic()
         here = self._picture.here()
-        waits = any(n and model not in here for model, n in self._demand.waiting.items())
+        waits = self._picture.queues_beside_idle() or any(
+            n and model not in here for model, n in self._demand.waiting.items()
+        )
         if not (self._news or waits or now_s - self._planned_s >= LAZY_LOOK_S):
             return
         self._news, self._planned_s = False, now_s

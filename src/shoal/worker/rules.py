@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from shoal.catalog.schema import Entry
 from shoal.core.baselines import BaselinePolicy
+from shoal.core.line import ModelRule
 from shoal.core.policy import Policy
-from shoal.core.schedule import ModelRule, Scheduler
+from shoal.core.schedule import Scheduler
 from shoal.core.types import Lane
 from shoal.ipc.messages import Traits
 from shoal.settings import WorkerSettings
