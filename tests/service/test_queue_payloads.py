@@ -23,7 +23,7 @@ def test_payload_whose_pieces_are_gone_is_refused_at_once(nats_server):
         async with opened("nats", nats_server) as pool:
             queue = await pool.queue()
             ref = await queue.payloads.put(BODY)
-            bucket = pool.topology.payload_bucket
+            bucket = pool.topology.payloads_config().bucket
             client = await nats.connect(nats_server.address.url, token=nats_server.address.token)
             await client.jetstream().purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.>")
             begun_s = time.monotonic()
@@ -49,9 +49,26 @@ def test_payloads_leave_no_consumers_behind(nats_server):
             done = await asyncio.gather(*reads, return_exceptions=True)
             assert [one == BODY for one in done] == [False, True] * 4
             client = await nats.connect(nats_server.address.url, token=nats_server.address.token)
-            bucket = pool.topology.payload_bucket
+            bucket = pool.topology.payloads_config().bucket
             info = await client.jetstream().stream_info(f"OBJ_{bucket}")
             assert info.state.consumer_count == 0
             await client.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("kind", ["nats", "memory"])
+def test_payloads_of_live_work_have_room_however_many_answers_are_kept(nats_server, kind):
+    """Kept answers have a store of their own; when it is full, the refusal says what is full."""
+
+    async def main():
+        async with opened(kind, nats_server) as pool:
+            queue = await pool.queue()
+            with pytest.raises(QueueUnavailable, match="full") as full:  # noqa: PT012
+                for _ in range(40):
+                    await queue.answers.put(BODY)
+            assert full.value.retry_after_s
+            ref = await queue.payloads.put(BODY)
+            assert await queue.payloads.get(ref) == BODY
+
+    run(main(), timeout_s=60)

@@ -19,6 +19,7 @@ LIMITS = QueueLimits(
     ack_wait_s=limit_s(0.8),  # whoever lives says so in time, on a slow machine too
     publish_timeout_s=limit_s(2.0),
     payload_max_bytes=2**25,
+    answers_max_bytes=2**24,
     dead_max_letters=6,
     dead_max_bytes=2**20,
 )
@@ -64,7 +65,6 @@ class Pool:
             queue: Queue = MemoryQueue(self.broker)
         else:
             queue = await JetStreamQueue.open(self.server.address, self.topology, name="test")
-        await queue.ensure_lines([MODEL])
         self.opened.append(queue)
         return queue
 

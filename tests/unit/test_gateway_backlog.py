@@ -117,10 +117,10 @@ def test_backlog_prefers_what_workers_measured_to_the_profile():
 def test_backlog_learns_speeds_while_nothing_waits():
     """Items are cut by what workers say of a model, on an idle fleet too."""
     desk = Desk(devices=1)
-    assert desk.book.quantum_tokens("a@1") == 100
+    assert desk.book.item_tokens("a@1") == 64
     desk.now += 1.0
     desk.hear(devices=1, a=1e-4)
-    assert desk.book.quantum_tokens("a@1") == 1000
+    assert desk.book.item_tokens("a@1") == 250
 
 
 def test_backlog_counts_cost_not_requests():
@@ -131,16 +131,16 @@ def test_backlog_counts_cost_not_requests():
     assert desk.refusal(tokens=2000 * 10, time_s=5.0) is not None
 
 
-def test_backlog_cuts_long_jobs_to_the_shortest_quantum():
-    """Items fit 100 ms at the speed that workers report, or else the profile's; 64 at least."""
+def test_backlog_cuts_long_jobs_to_a_part_of_the_shortest_quantum():
+    """Items fit 25 ms at the speed that workers report, or else the profile's; 64 at least."""
     desk = Desk()
-    assert desk.book.quantum_tokens("a@1") == 100  # 1,000 tokens/s by the profile
+    assert desk.book.item_tokens("a@1") == 64  # 1,000 tokens/s by the profile
     fast = Desk()
     fast.hear(1, a=1e-4)
-    assert fast.book.quantum_tokens("a@1") == 1000
+    assert fast.book.item_tokens("a@1") == 250
     slow = Desk()
     slow.hear(1, a=0.1)
-    assert slow.book.quantum_tokens("a@1") == 64
+    assert slow.book.item_tokens("a@1") == 64
 
 
 def test_backlog_of_bulk_does_not_shut_interactive_out():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,6 +34,10 @@ SILENT_S = 5.0
 MAX_GATEWAYS = 1_000
 LEAST_RETRY_S = 1.0
 LEAST_ITEM_TOKENS = 64
+ITEM_QUANTA = 0.25
+WINDOW_QUANTA = 3.0
+WINDOW_TEXTS = 2.0
+LEAST_TEXTS = 4
 # A full line has room as soon as a batch ends, but others wait for it too.
 _FULL_LINE_SHARE = 0.1
 
@@ -188,7 +192,8 @@ class BacklogBook:
         if one_by_one_s(self._total_s, cost_s) <= time_s:
             return
         rule = self._lanes[lane]
-        worst = FleetLoad(self._total_s, devices, len(self._all) + 1, rule.quantum_s)
+        quantum_s = max(rule.quantum_s, self._fleet.most_full_s)
+        worst = FleetLoad(self._total_s, devices, len(self._all) + 1, quantum_s)
         if needed_s(worst, cost_s) <= time_s:
             return
         load = self._load(rule, entry.key, sum(tokens) * token_s, devices)
@@ -201,14 +206,30 @@ class BacklogBook:
                 retry_after_s=after_s,
             )
 
-    def quantum_tokens(self, model: str) -> int:
-        """Useful tokens that run within the shortest quantum of all lanes.
+    def window(self, line: Line) -> float:
+        """How much of this gateway's work may lie in a line: what keeps the devices busy.
+
+        In useful tokens, of generators in texts. A quantum that runs and two to choose from; that
+        is less than workers hold, so what comes besides is pulled at once. The gateways that have
+        work there share it.
+        """
+        lane, model = line
+        entry = self._catalog().get(model)
+        sharing = 1 + sum(line in said.tokens for said in self._others.values())
+        if entry is not None and entry.generates:
+            return WINDOW_TEXTS * max(LEAST_TEXTS, self._fleet.at_once(model)) / sharing
+        quantum_s = self._quantum_s(self._lanes[lane], [model])
+        seconds = WINDOW_QUANTA * quantum_s * max(1, self._fleet.devices)
+        return seconds / self._token_s(model) / sharing
+
+    def item_tokens(self, model: str) -> int:
+        """Useful tokens of an item: they run within a part of the shortest quantum of all lanes.
 
         Larger jobs are cut into items of this size, whatever their lane: an item cannot be cut any
         more once it is queued, and a long one would hold a device that short work waits for.
         """
         self._refresh()
-        return max(LEAST_ITEM_TOKENS, int(self._shortest_s / self._token_s(model)))
+        return max(LEAST_ITEM_TOKENS, int(ITEM_QUANTA * self._shortest_s / self._token_s(model)))
 
     def retry_s(self, model: str, lane: Lane, tokens: int) -> float:
         """When a full line should have room for a job of so many tokens."""
@@ -228,7 +249,12 @@ class BacklogBook:
         in_lane_s = self.backlog_s(lane) * self._lane_weights / rule.weight
         ahead = min(sum(self.backlog_s(name) for name in self._lanes), in_lane_s)
         models = {line[1] for line in self._all}
-        return wait_s(FleetLoad(ahead, self._fleet.devices, len(models) + 1, rule.quantum_s))
+        quantum_s = self._quantum_s(rule, models)
+        return wait_s(FleetLoad(ahead, self._fleet.devices, len(models) + 1, quantum_s))
+
+    def _quantum_s(self, rule: LaneRule, models: Iterable[str]) -> float:
+        """The longest batch of a lane: its quantum, or what a device needs for its full rate."""
+        return max(rule.quantum_s, *(self._fleet.rates(model).full_s for model in models), 0.0)
 
     def _load(self, rule: LaneRule, model: str, cost_s: float, devices: int) -> FleetLoad:
         """What is before a job: all that waits, or what a fair share lets go first if less."""
@@ -254,7 +280,7 @@ class BacklogBook:
             lane_share=rule.weight / self._lane_weights,
             line_share=own_weight / weights,
         )
-        return FleetLoad(ahead, devices, len(models), rule.quantum_s)
+        return FleetLoad(ahead, devices, len(models), self._quantum_s(rule, models))
 
     def _token_s(self, model: str) -> float:
         """Device seconds of a token: as workers have seen it, else the profile's guess."""

@@ -93,7 +93,7 @@ class Idempotency:
 
     def __init__(self, queue: Queue, *, ttl_s: float, inline_max_bytes: int) -> None:
         self._kept = queue.kept
-        self._payloads = queue.payloads
+        self._payloads = queue.answers
         self._ttl_s = ttl_s
         self._inline_max_bytes = inline_max_bytes
         self._n_waiting = 0

@@ -84,8 +84,13 @@ class Pages:
     def _ready(self, form: Form) -> Response:
         reason = "the gateway is shutting down" if self.draining else self._submits.ready()
         if reason is None:
-            return _response(200, Health("ready"), form)
+            return _response(200, Health("ready", models=self._faults()), form)
         return _response(503, Health("not ready", reason), form)
+
+    def _faults(self) -> dict[str, str]:
+        """The models that no worker can serve just now, each with why."""
+        states = self._submits.model_states()
+        return {k: s.reason for k, s in states.items() if s.state == "unavailable"}
 
     def _metrics(self) -> Response:
         return Response(200, CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry))

@@ -73,10 +73,14 @@ class PageRoute:
 
 
 class Health(msgspec.Struct, omit_defaults=True):
-    """Answer of /livez and /readyz; `reason` says why it is not ready."""
+    """Answer of /livez and /readyz; `reason` says why it is not ready.
+
+    models: those that no worker can serve just now, each with why; the gateway is ready for others.
+    """
 
     status: str
     reason: str | None = None
+    models: dict[str, str] = {}
 
 
 TASKS: tuple[TaskRoute, ...] = (

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import uvloop
@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry, Gauge
 from shoal.catalog.follow import Following
 from shoal.catalog.seed import join
 from shoal.core.lanes import LaneRule, parse_lanes
-from shoal.errors import QueueUnavailable
 from shoal.gateway.app import App
 from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.edge import EdgeLimits
@@ -35,13 +34,10 @@ from shoal.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 0.5
-
 
 async def serve(settings: GatewaySettings, listener: socket.socket, queue: Queue) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what is open and leaves."""
-    changed = asyncio.Event()
-    following = Following(queue.catalog, on_change=lambda _: changed.set())
+    following = Following(queue.catalog)
     await following.start()
     queue.when_back(following.restore)
     fleet = Fleet()
@@ -56,12 +52,6 @@ async def serve(settings: GatewaySettings, listener: socket.socket, queue: Queue
     recall = Recall(queue, submitter.waiting_items)
     await queue.hear("back", recall.on_back)
     queue.when_back(recall.ask_soon)
-
-    def wanted() -> set[str]:
-        return {entry.key for entry in following.entries(settings.pool)}
-
-    lines = wanted()
-    await queue.ensure_lines(lines)
     registry = _registry(submitter, fleet, backlog, lanes)
     idempotency = Idempotency(
         queue, ttl_s=settings.idempotency_ttl_s, inline_max_bytes=settings.inline_max_bytes
@@ -88,37 +78,11 @@ async def serve(settings: GatewaySettings, listener: socket.socket, queue: Queue
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
-    tasks = [
-        asyncio.create_task(backlog.run(queue), name="backlog"),
-        asyncio.create_task(_keep_lines(queue, wanted, lines, changed), name="lines"),
-    ]
+    telling = asyncio.create_task(backlog.run(queue), name="backlog")
     try:
         await server.serve([listener])
     finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _keep_lines(
-    queue: Queue, wanted: Callable[[], set[str]], made: set[str], changed: asyncio.Event
-) -> None:
-    """Makes the lines of models that are new. What was sent to one before waits for it.
-
-    Those of models that left are the workers' to remove, once nothing is in them.
-    """
-    while True:
-        await changed.wait()
-        changed.clear()
-        keys = wanted()
-        queue.forget_lines(made - keys)
-        try:
-            await queue.ensure_lines(keys - made)
-        except QueueUnavailable as error:
-            log.warning("%s", error)
-            changed.set()
-            await asyncio.sleep(_AGAIN_S)
-        else:
-            made = keys
+        telling.cancel()
 
 
 def _registry(

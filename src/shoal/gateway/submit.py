@@ -30,6 +30,7 @@ from shoal.gateway.costs import TextLengths, costs
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.growth import Growth
 from shoal.gateway.jobs import Answer, End, Grown, Job
+from shoal.gateway.pacing import Pacing
 from shoal.gateway.waiting import Waiting, fail, fail_item, join, keep, too_late
 from shoal.queue.interface import Queue
 from shoal.settings import GatewaySettings
@@ -65,10 +66,12 @@ class Submitter:
         self._backlog = backlog
         self._settings = settings
         self._lengths = TextLengths()
+        self._pacing = Pacing(backlog.window)
         self._id = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
         self._waiting: dict[str, tuple[Waiting, int]] = {}
         self._fetches: set[asyncio.Task[None]] = set()
+        self._fetching: set[str] = set()
 
     @property
     def in_flight(self) -> int:
@@ -146,7 +149,7 @@ class Submitter:
         cuts = spans(
             costs_tokens,
             shared_tokens=shared_tokens,
-            max_tokens=min(self._settings.item_tokens, self._backlog.quantum_tokens(model)),
+            max_tokens=min(self._settings.item_tokens, self._backlog.item_tokens(model)),
             max_inputs=1 if alone else self._settings.item_inputs,
         )
         of_items = [sum(costs_tokens[a:b]) + shared_tokens * (b - a) for a, b in cuts]
@@ -171,6 +174,8 @@ class Submitter:
         waiting.timer.cancel()
         if not waiting.done.cancel() and not waiting.done.cancelled():
             waiting.done.exception()  # another error may have come first
+        for index in list(waiting.entered):
+            self._leave_line(waiting, index)
         job, left = waiting.job, [tokens for tokens in waiting.costs_tokens if tokens]
         waiting.costs_tokens = [0] * len(waiting.spans)
         self._backlog.add(job.lane, job.entry.key, -sum(left), -len(left))
@@ -181,10 +186,15 @@ class Submitter:
             self._spawn(self._queue.payloads.delete(waiting.payloads.pop()))
 
     async def _submit_all(self, waiting: Waiting) -> None:
+        line, tenant = (waiting.job.lane, waiting.job.entry.key), waiting.job.tenant
         for index in range(len(waiting.spans)):
+            size, over = waiting.size(index), waiting.done
+            if not await self._pacing.enter(line, tenant, size, over, first=index == 0):
+                return  # refused already, or too late: the rest need not be sent
+            waiting.entered.add(index)
             await self._submit(waiting, index)
             if waiting.done.done():
-                return  # refused already: the rest need not be sent
+                return
 
     async def _submit(self, waiting: Waiting, index: int) -> None:
         job, request, now_s = waiting.job, waiting.request, wall()
@@ -238,8 +248,15 @@ class Submitter:
 
     def _settle(self, waiting: Waiting, index: int) -> None:
         """An item is done: its cost waits no more."""
+        self._leave_line(waiting, index)
         tokens, waiting.costs_tokens[index] = waiting.costs_tokens[index], 0
         self._backlog.add(waiting.job.lane, waiting.job.entry.key, -tokens, -1)
+
+    def _leave_line(self, waiting: Waiting, index: int) -> None:
+        if index in waiting.entered:
+            waiting.entered.discard(index)
+            job = waiting.job
+            self._pacing.leave((job.lane, job.entry.key), job.tenant, waiting.size(index))
 
     def _on_deadline(self, done: asyncio.Future[None], job: Job, time_s: float) -> None:
         """At the deadline, and not when a running batch happens to end."""
@@ -263,8 +280,9 @@ class Submitter:
             self._on_piece(outcome, outcome.piece)
             return
         found = self._waiting.pop(outcome.item, None)
-        if found is None:
-            return  # answered already, or nobody waits any more
+        if found is None:  # answered already, or nobody waits any more
+            self._drop_unclaimed(outcome.payload)
+            return
         waiting, index = found
         self._settle(waiting, index)
         if outcome.failure is not None:
@@ -273,9 +291,15 @@ class Submitter:
             if len(self._fetches) >= _MAX_FETCHES:
                 fail(waiting, QueueFull("too many large results at once", retry_after_s=1.0))
                 return
+            self._fetching.add(outcome.payload.key)
             self._spawn(self._fetch(waiting, index, outcome, outcome.payload))
         else:
             keep(waiting, index, outcome, bytes(outcome.result))
+
+    def _drop_unclaimed(self, ref: PayloadRef | None) -> None:
+        """Makes room of a large result that nobody waits for; not of one that is being fetched."""
+        if ref is not None and ref.key not in self._fetching and len(self._fetches) < _MAX_FETCHES:
+            self._spawn(self._queue.payloads.delete(ref))
 
     def _on_piece(self, outcome: Outcome, piece: Piece) -> None:
         """A text has grown: its item goes on."""
@@ -291,11 +315,12 @@ class Submitter:
     async def _fetch(self, waiting: Waiting, index: int, outcome: Outcome, ref: PayloadRef) -> None:
         try:
             data = await self._queue.payloads.get(ref)
+            keep(waiting, index, outcome, data)
+            await self._queue.payloads.delete(ref)
         except QueueUnavailable as error:
             fail(waiting, error)
-            return
-        keep(waiting, index, outcome, data)
-        await self._queue.payloads.delete(ref)
+        finally:
+            self._fetching.discard(ref.key)
 
     def _spawn(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work, name="payload")  # type: ignore[arg-type]

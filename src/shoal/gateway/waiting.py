@@ -45,7 +45,8 @@ class Waiting:
     """A job under way.
 
     request: its name among all gateways'. spans: the first input of each item and the one behind
-    its last. costs_tokens: of each item, 0 once it is done. time_s: from its beginning to its
+    its last. costs_tokens: of each item, 0 once it is done. entered: the items that lie in the line
+    or run. time_s: from its beginning to its
     deadline. growth: of its texts, where it streams. withdrawn: the workers were told that nobody
     waits for it.
     """
@@ -60,7 +61,12 @@ class Waiting:
     timer: asyncio.TimerHandle
     growth: Growth | None = None
     payloads: list[PayloadRef] = field(default_factory=list)
+    entered: set[int] = field(default_factory=set)
     withdrawn: bool = False
+
+    def size(self, index: int) -> float:
+        """How much of its line's window an item takes, until it is done: tokens, or texts."""
+        return 1.0 if self.job.task == "generate" else float(self.costs_tokens[index])
 
 
 def fail(waiting: Waiting, error: ShoalError) -> None:

@@ -29,6 +29,7 @@ class MemoryStores:
         self.limits = limits
         self.numbers = itertools.count(1)
         self.payloads: dict[str, bytes] = {}
+        self.answers: dict[str, bytes] = {}
         self.dead: dict[int, DeadLetter] = {}
         self.dead_numbers = itertools.count(1)
         self.kept: dict[str, tuple[KeptRecord, float]] = {}
@@ -38,32 +39,33 @@ class MemoryStores:
 
 
 class MemoryPayloads:
-    """`Payloads` in a dictionary."""
+    """`Payloads` in a dictionary, as many bytes as it may hold."""
 
-    def __init__(self, broker: MemoryStores) -> None:
-        self._broker = broker
+    def __init__(self, held: dict[str, bytes], max_bytes: int) -> None:
+        self._held = held
+        self._max_bytes = max_bytes
 
     async def ensure(self) -> None:
         """The dictionary is there."""
 
     async def put(self, data: bytes) -> PayloadRef:
         """Keeps `data`."""
-        held_bytes = sum(len(d) for d in self._broker.payloads.values())
-        if held_bytes + len(data) > self._broker.limits.payload_max_bytes:
-            raise QueueUnavailable("the payload store is full")
+        held_bytes = sum(len(d) for d in self._held.values())
+        if held_bytes + len(data) > self._max_bytes:
+            raise QueueUnavailable("the payload store is full", retry_after_s=1.0)
         ref = reference(data)
-        self._broker.payloads[ref.key] = data
+        self._held[ref.key] = data
         return ref
 
     async def get(self, ref: PayloadRef) -> bytes:
         """The bytes of `ref`."""
-        if ref.key not in self._broker.payloads:
+        if ref.key not in self._held:
             raise QueueUnavailable(f"payload {ref.key} is gone")
-        return check(ref, self._broker.payloads[ref.key])
+        return check(ref, self._held[ref.key])
 
     async def delete(self, ref: PayloadRef) -> None:
         """Forgets `ref`."""
-        self._broker.payloads.pop(ref.key, None)
+        self._held.pop(ref.key, None)
 
 
 class MemoryDeadLetters:

@@ -12,15 +12,16 @@ import uuid
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ObjectStoreConfig, RawStreamMsg, StorageType
-from nats.js.errors import BadRequestError, NotFoundError, ObjectNotFoundError
+from nats.js.api import ObjectStoreConfig, RawStreamMsg
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from shoal.errors import QueueUnavailable
-from shoal.queue.topology import Topology
 from shoal.wire.envelope import PayloadRef
 
 GET_S = 60.0
+# "Maximum bytes exceeded", of the stream and of the account's room.
+_FULL = (10054, 10047, 10077)
 
 
 def reference(data: bytes) -> PayloadRef:
@@ -36,28 +37,21 @@ def check(ref: PayloadRef, data: bytes) -> bytes:
 
 
 class NatsPayloads:
-    """The `Payloads` contract on a NATS object store."""
+    """The `Payloads` contract on a NATS object store. what: said of it in errors."""
 
-    def __init__(self, js: JetStreamContext, topology: Topology) -> None:
+    def __init__(self, js: JetStreamContext, config: ObjectStoreConfig, what: str) -> None:
         self._js = js
-        self._topology = topology
+        self._config = config
+        self._bucket = config.bucket or ""
+        self._what = what
         self._store: ObjectStore | None = None
 
     async def ensure(self) -> None:
         """Creates the bucket, or finds it."""
-        t = self._topology
-        config = ObjectStoreConfig(
-            bucket=t.payload_bucket,
-            description="Shoal: bodies and results over the inline limit",
-            ttl=t.limits.payload_ttl_s,
-            max_bytes=t.limits.payload_max_bytes,
-            storage=StorageType(t.storage),
-            replicas=t.replicas,
-        )
         try:
-            self._store = await self._js.create_object_store(t.payload_bucket, config)
+            self._store = await self._js.create_object_store(self._bucket, self._config)
         except BadRequestError:  # it is there with other settings
-            self._store = await self._js.object_store(t.payload_bucket)
+            self._store = await self._js.object_store(self._bucket)
 
     def _ready(self) -> ObjectStore:
         if self._store is None:
@@ -70,8 +64,13 @@ class NatsPayloads:
         try:
             await self._ready().put(ref.key, data)
         except (NatsError, TimeoutError) as error:
+            full = isinstance(error, APIError) and error.err_code in _FULL
             raise QueueUnavailable(
-                f"the payload store refused {len(data)} bytes: {error}"
+                f"the store of {self._what} is full: {len(data)} bytes have no room in its "
+                f"{self._config.max_bytes} until others are done; try again, or send less at once"
+                if full
+                else f"the store of {self._what} refused {len(data)} bytes: {error}",
+                retry_after_s=1.0,
             ) from error
         return ref
 
@@ -93,8 +92,7 @@ class NatsPayloads:
         behind where it is given up: of an object that is deleted meanwhile it never ends.
         """
         info = await self._ready().get_info(ref.key)
-        bucket = self._topology.payload_bucket
-        stream, subject = f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}"
+        stream, subject = f"OBJ_{self._bucket}", f"$O.{self._bucket}.C.{info.nuid}"
         data, sequence = bytearray(), 1
         while len(data) < min(info.size or 0, ref.size_bytes):
             piece = await self._piece(stream, subject, sequence)
