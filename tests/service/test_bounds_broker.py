@@ -28,9 +28,7 @@ from tests.support.pace import limit_s
 async def opened(nats_server, **limits):
     """A queue of a pool of its own, with one line."""
     topology = Topology(f"b{uuid.uuid4().hex[:8]}", "file", 1, QueueLimits(**limits), ("bulk",))
-    queue = await JetStreamQueue.open(nats_server.address, topology, name="test")
-    await queue.ensure_lines(["m"])
-    return queue
+    return await JetStreamQueue.open(nats_server.address, topology, name="test")
 
 
 async def submit(queue, data, refused):

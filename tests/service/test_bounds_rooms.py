@@ -87,7 +87,6 @@ def test_bounds_items_in_flight():
 
     async def main():
         place = Submits(max_in_flight_items=4, item_inputs=1)
-        await place.queue.ensure_lines(["m@1"])
         first = place.run(3)
         await asyncio.sleep(0)
         with pytest.raises(QueueFull) as refused:
@@ -111,7 +110,6 @@ def test_bounds_large_results_in_flight():
 
     async def main():
         place = Submits()
-        await place.queue.ensure_lines(["m@1"])
         jobs = [place.run(1) for _ in range(submit._MAX_FETCHES + 1)]
         while place.submitter.in_flight < len(jobs):
             await asyncio.sleep(0)

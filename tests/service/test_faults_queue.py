@@ -25,9 +25,7 @@ MODEL = "m"
 async def opened(server, storage):
     limits = QueueLimits(ack_wait_s=limit_s(5.0))
     topology = Topology("faults", storage, 1, limits, ("interactive",))
-    queue = await JetStreamQueue.open(server.address, topology, name="test")
-    await queue.ensure_lines([MODEL])
-    return queue
+    return await JetStreamQueue.open(server.address, topology, name="test")
 
 
 async def pull(queue, got, expires_s):
@@ -87,6 +85,7 @@ def test_faults_queue_pull_without_a_stream_ends_after_a_pause(tmp_path):
     async def main():
         server = NatsServer(tmp_path)
         queue = await opened(server, "memory")
+        await pull(queue, [], 0.1)
         await queue._js.delete_stream("shoal-work-faults")
         begun_s = time.monotonic()
         await pull(queue, [], limit_s(20))

@@ -38,7 +38,6 @@ def test_queue_counts_are_what_was_published(pool):
                         want[(model, lane)] = count
                     for _ in range(count):
                         await submit(gateway, model=model, lane=lane)
-            await worker.ensure_lines(ODD_MODELS)
 
             async def counted():
                 async with asyncio.timeout(limit_s(5)):
@@ -63,7 +62,6 @@ def test_queue_removes_the_lines_that_hold_nothing(pool):
     async def main():
         async with pool() as p:
             queue = await p.queue()
-            await queue.ensure_lines(["empty@1", "bulk@1", "held@1"])
             await submit(queue, model="bulk@1", lane="bulk")
             await submit(queue, model="held@1")
             line = Line(queue, "held@1")
@@ -78,7 +76,6 @@ def test_queue_removes_the_lines_that_hold_nothing(pool):
                 while not await queue.remove_lines(["held@1"]):
                     await asyncio.sleep(0.02)
             again = Line(queue, "empty@1")
-            await queue.ensure_lines(["empty@1"])
             await submit(queue, b"new", model="empty@1")
             await again.pull()
             assert (await again.one()).data == b"new"

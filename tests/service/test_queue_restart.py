@@ -8,12 +8,12 @@ import uuid
 import pytest
 
 from shoal.errors import QueueUnavailable
-from shoal.gateway.run import _keep_lines
 from shoal.queue.interface import QueueLimits
 from shoal.queue.jetstream import JetStreamQueue
 from shoal.queue.topology import Topology
 from tests.conftest import NatsServer, run, until
 from tests.support.pace import limit_s
+from tests.support.queues import submit
 
 # What a test holds does not come back while it looks, on a slow machine either.
 LIMITS = QueueLimits(ack_wait_s=limit_s(3.0))
@@ -22,9 +22,7 @@ MODEL = "org/some.model"
 
 async def _open(server):
     topology = Topology("restart", "file", 1, LIMITS, ("interactive", "bulk"))
-    queue = await JetStreamQueue.open(server.address, topology, name="test")
-    await queue.ensure_lines([MODEL])
-    return queue
+    return await JetStreamQueue.open(server.address, topology, name="test")
 
 
 async def _submit(queue, data, refused):
@@ -107,35 +105,47 @@ def test_queue_work_and_connections_survive_a_killed_broker(tmp_path):
     run(main())
 
 
-def test_queue_broker_that_forgot_everything_gets_back_what_is_still_wanted(tmp_path):
-    """A gateway makes the lines of its models again after a restart, not those of one that left."""
+def test_queue_lines_are_made_by_those_who_pull(tmp_path):
+    """Only a line that is pulled from has a consumer at the broker.
+
+    It is made again where it was removed, and where a broker has forgotten everything.
+    """
 
     async def main():
         server = NatsServer(tmp_path)
         topology = Topology("forgot", "memory", 1, LIMITS, ("interactive",))
         queue = await JetStreamQueue.open(server.address, topology, name="test")
-        await queue.ensure_lines(["stays@1", "leaves@1"])
-        wanted, changed = {"stays@1", "comes@1"}, asyncio.Event()
-        keeping = asyncio.create_task(
-            _keep_lines(queue, lambda: wanted, {"stays@1", "leaves@1"}, changed)
-        )
-        changed.set()
 
         async def made():
             infos = await queue._js.consumers_info(topology.stream)
-            return {info.name for info in infos}
+            return [info.name for info in infos]
 
-        lines = {topology.consumer(model, "interactive") for model in wanted}
-        async with asyncio.timeout(limit_s(5)):
-            while not lines <= await made():
-                await asyncio.sleep(0.02)
+        for model in (MODEL, "rests@1"):
+            await submit(queue, model=model)
+        assert await made() == []
+        got = []
+        await _pull(queue, got, 1)
+        await until(lambda: got)
+        await got.pop().ack()
+        name = topology.consumer(MODEL, "interactive")
+        assert await made() == [name]
+        await queue._js.delete_consumer(topology.stream, name)
+        await submit(queue, b"after", model=MODEL)
+        async with asyncio.timeout(limit_s(10)):
+            while not got:
+                ended = await _pull(queue, got, 1)
+                await ended.wait()
+        assert got.pop().data == b"after"
         back = _back(queue)
         server.stop()
         await until(lambda: not queue.connected)
         await asyncio.to_thread(server.start)
         await asyncio.wait_for(back.wait(), limit_s(10))
-        assert await made() == lines
-        keeping.cancel()
+        assert await made() == []
+        await submit(queue, b"new", model=MODEL)
+        await _pull(queue, got)
+        await until(lambda: got)
+        assert got[0].data == b"new"
         await queue.close()
         server.stop()
 
@@ -179,7 +189,6 @@ def test_queue_items_that_arrive_after_their_pull_ended_have_had_no_attempt(nats
         topology = Topology(f"t{uuid.uuid4().hex[:8]}", "memory", 1, LIMITS, ("interactive",))
         a = await JetStreamQueue.open(nats_server.address, topology, name="test")
         b = await JetStreamQueue.open(nats_server.address, topology, name="test")
-        await a.ensure_lines([MODEL])
         got = []
         await _pull(a, got)
         a._pulls.clear()  # as when it was withdrawn just before the items arrive
@@ -200,7 +209,6 @@ def test_queue_large_messages_arrive_whole_among_small_ones(nats_server):
     async def main():
         topology = Topology(f"t{uuid.uuid4().hex[:8]}", "memory", 1, LIMITS, ("interactive",))
         queue = await JetStreamQueue.open(nats_server.address, topology, name="test")
-        await queue.ensure_lines([MODEL])
         sent = [bytes([n]) * (500_000 if n % 3 else 1) for n in range(24)]
         refused, got = [], []
         for data in sent:

@@ -177,6 +177,7 @@ class Queue(Protocol):
     """
 
     payloads: Payloads
+    answers: Payloads
     dead: DeadLetters
     kept: Kept
     catalog: Shelf
@@ -187,9 +188,6 @@ class Queue(Protocol):
     def connected(self) -> bool:
         """Whether the broker can be reached now."""
 
-    async def ensure_lines(self, models: Iterable[str]) -> None:
-        """Makes the lines of these models, one per lane; idempotent, called by every process."""
-
     async def remove_lines(self, models: Iterable[str]) -> list[str]:
         """Removes the lines of these models where nothing waits; those that were removed.
 
@@ -197,17 +195,10 @@ class Queue(Protocol):
         later is the caller's. Raises `QueueUnavailable`, with some of them removed.
         """
 
-    def forget_lines(self, models: Iterable[str]) -> None:
-        """These lines are no business of this process any more.
-
-        Nothing is removed, but a broker that comes back without them is not given them again.
-        """
-
     async def counts(self) -> dict[tuple[str, Lane], int]:
         """Items of each line that has some, delivered and unfinished ones included.
 
-        One question to the broker, however many lines there are. Lines that this process never
-        made (`ensure_lines`) are in it, too. Raises `QueueUnavailable`.
+        One question to the broker, however many lines there are. Raises `QueueUnavailable`.
         """
 
     async def submit(
@@ -266,21 +257,26 @@ class Queue(Protocol):
 class QueueLimits:
     """The bounds of a pool's queue.
 
-    duplicate_window_s: how long the same item id is recognised. payload_ttl_s: how long a payload
-    that nobody deleted is kept. dead_*: the bounds of the dead letters, past which the oldest go.
-    kept_*, leases_*, untouched_*, catalog_*: the bounds of the kept records, of the leases, of the
-    counts of what was given back untouched, and of the catalog with its earlier versions, past
-    which new ones are refused.
+    line_rest_s: after so long without a pull a line's consumer is removed. duplicate_window_s: how
+    long the same item id is recognised. payload_ttl_s: how long a payload
+    that nobody deleted is kept. answers_*: the bounds of large kept answers, apart from the
+    payloads of work that is under way. dead_*: the bounds of the dead letters, past which the
+    oldest go. kept_*, leases_*, untouched_*, catalog_*: the bounds of the kept records, of
+    the leases, of the counts of what was given back untouched, and of the catalog with its earlier
+    versions, past which new ones are refused.
     """
 
     max_queued_per_line: int = 20_000
     max_queued_bytes: int = 512 * 1024**2
     ack_wait_s: float = 10.0
+    line_rest_s: float = 3_600.0
     max_held_per_line: int = 4_096
     max_waiting_pulls: int = 512
     duplicate_window_s: float = 60.0
     payload_ttl_s: float = 3_600.0
     payload_max_bytes: int = 1024**3
+    answers_ttl_s: float = 600.0
+    answers_max_bytes: int = 256 * 1024**2
     publish_timeout_s: float = 20.0
     dead_max_letters: int = 10_000
     dead_max_bytes: int = 256 * 1024**2

@@ -75,14 +75,19 @@ class JetStreamQueue:
         self._js = link.jetstream()
         self._id = uuid.uuid4().hex[:16]
         self.inbox = f"shoal.reply.{topology.pool}.{self._id}"
-        self.payloads: Payloads = NatsPayloads(self._js, topology)
+        self.payloads: Payloads = NatsPayloads(
+            self._js, topology.payloads_config(), "large requests and results"
+        )
+        self.answers: Payloads = NatsPayloads(
+            self._js, topology.answers_config(), "large kept answers"
+        )
         self.dead: DeadLetters = NatsDeadLetters(self._js, topology)
         self.kept: Kept = NatsKept(link, topology.kept_config())
         self.leases: Kept = NatsKept(link, topology.leases_config())
         self._untouched = Untouched(link, topology.untouched_config())
         self._shelf = NatsShelf(link, topology.catalog_config())
         self.catalog: Shelf = self._shelf
-        self._lines: set[str] = set()
+        self._made: set[bytes] = set()
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_inboxes: dict[bytes, Subscription] = {}
         self._pull_number = 0
@@ -121,6 +126,7 @@ class JetStreamQueue:
     async def _ensure(self) -> None:
         self._topology = await self._topology.ensure_stream(self._js)
         await self.payloads.ensure()
+        await self.answers.ensure()
         await self.dead.ensure()
         await self.kept.ensure()
         await self.leases.ensure()
@@ -132,18 +138,15 @@ class JetStreamQueue:
         """Whether the broker can be reached now."""
         return bool(self._link.is_connected)
 
-    async def ensure_lines(self, models: Iterable[str]) -> None:
-        """Makes the consumers of these models' lines."""
+    async def _make_line(self, line: bytes, model: str, lane: Lane) -> None:
+        """Makes the consumer of a line that is pulled from: of a model that rests there is none."""
+        if line in self._made:
+            return
         try:
-            for model in models:
-                await self._make_lines(model)
-                self._lines.add(model)
-        except (NatsError, TimeoutError) as error:
-            raise QueueUnavailable(f"cannot make the queue's lines: {error}") from error
-
-    async def _make_lines(self, model: str) -> None:
-        for lane in self._topology.lanes:
             await self._topology.ensure_line(self._js, model, lane)
+        except (NatsError, TimeoutError) as error:
+            raise QueueUnavailable(f"cannot make the queue's line: {error}") from error
+        self._made.add(line)
 
     async def remove_lines(self, models: Iterable[str]) -> list[str]:
         """Removes the consumers of lines that hold nothing."""
@@ -152,18 +155,13 @@ class JetStreamQueue:
         try:
             for model in idle:
                 for lane in self._topology.lanes:
+                    self._made.discard(self._topology.line(model, lane).encode())
                     await self._topology.remove_line(self._js, model, lane)
         except (NatsError, TimeoutError) as error:
             raise QueueUnavailable(f"cannot remove the queue's lines: {error}") from error
-        self.forget_lines(idle)
-        # What came in between the count and the removal brings its line back.
-        late = {model for model, _ in await self.counts()}.intersection(idle)
-        await self.ensure_lines(late)
+        # What came in between the count and the removal has its line back when it is pulled.
+        late = {model for model, _ in await self.counts()}
         return [model for model in idle if model not in late]
-
-    def forget_lines(self, models: Iterable[str]) -> None:
-        """Does not make these lines again after a reconnection."""
-        self._lines.difference_update(models)
 
     async def counts(self) -> dict[tuple[str, Lane], int]:
         """Items of each line, from one request."""
@@ -210,6 +208,13 @@ class JetStreamQueue:
         pull = _Pull(self._pull_number, max_items, on_delivery, on_end)
         self._pulls[line] = pull
         inbox = f"_INBOX.{self._id}.{token(model)}.{lane}"
+        try:
+            await self._make_line(line, model, lane)
+        except QueueUnavailable:
+            self._drop_pull(line)
+            raise
+        if self._pulls.get(line) is not pull:  # withdrawn meanwhile
+            return
         if line not in self._pull_inboxes:  # one for each line, so that a line can be withdrawn
             self._pull_inboxes[line] = await self._link.listen(f"{inbox}.*", self._on_pulled)
         pull.guard = asyncio.get_running_loop().call_later(
@@ -231,6 +236,7 @@ class JetStreamQueue:
         for line, pull in self._pulls.items():
             if pull.number == number:
                 if headers.startswith(_UNTIMELY):
+                    self._made.discard(line)  # it may have been removed, here or elsewhere
                     loop = asyncio.get_running_loop()
                     loop.call_later(_AGAIN_S, self._end_pull, line, number)
                 else:
@@ -272,10 +278,8 @@ class JetStreamQueue:
         """After a reconnection: the topology again (a memory stream is gone), publishes, pulls."""
         while True:
             try:
+                self._made.clear()
                 await self._ensure()
-                for model in list(self._lines):
-                    if model in self._lines:  # not forgotten meanwhile
-                        await self._make_lines(model)
                 break
             except (NatsError, TimeoutError, QueueUnavailable) as error:
                 log.warning("the queue is back but not ready: %s", error)

@@ -151,7 +151,8 @@ class MemoryQueue:
         self._ears: list[tuple[str, OnBytes]] = []
         self._open = True
         self.inbox = f"inbox.{uuid.uuid4().hex}"
-        self.payloads: Payloads = MemoryPayloads(broker)
+        self.payloads: Payloads = MemoryPayloads(broker.payloads, limits.payload_max_bytes)
+        self.answers: Payloads = MemoryPayloads(broker.answers, limits.answers_max_bytes)
         self.dead: DeadLetters = MemoryDeadLetters(broker)
         self.kept: Kept = MemoryKept(broker, broker.kept, limits.kept_max_bytes)
         self.leases: Kept = MemoryKept(broker, broker.leases, limits.leases_max_bytes)
@@ -163,9 +164,6 @@ class MemoryQueue:
         """Whether the queue is open."""
         return self._open
 
-    async def ensure_lines(self, models: Iterable[str]) -> None:
-        """Lines are made when they are first used."""
-
     async def remove_lines(self, models: Iterable[str]) -> list[str]:
         """Removes the lines that hold nothing."""
         held = {model for model, _ in await self.counts()}
@@ -176,9 +174,6 @@ class MemoryQueue:
                 pull.guard.cancel()
                 pull.on_end()
         return idle
-
-    def forget_lines(self, models: Iterable[str]) -> None:
-        """Nothing is remembered: this broker cannot go away."""
 
     async def counts(self) -> dict[tuple[str, Lane], int]:
         """Items of each line that has some."""

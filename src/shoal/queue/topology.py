@@ -18,6 +18,7 @@ from nats.js.api import (
     DeliverPolicy,
     DiscardPolicy,
     KeyValueConfig,
+    ObjectStoreConfig,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -63,10 +64,27 @@ class Topology:
         """The work stream."""
         return f"shoal-work-{self.pool}"
 
-    @property
-    def payload_bucket(self) -> str:
-        """The object store of large bodies."""
-        return f"shoal-payloads-{self.pool}"
+    def payloads_config(self) -> ObjectStoreConfig:
+        """The object store of large bodies and results, while their requests are under way."""
+        return ObjectStoreConfig(
+            bucket=f"shoal-payloads-{self.pool}",
+            description="Shoal: bodies and results over the inline limit",
+            ttl=self.limits.payload_ttl_s,
+            max_bytes=self.limits.payload_max_bytes,
+            storage=StorageType(self.storage),
+            replicas=self.replicas,
+        )
+
+    def answers_config(self) -> ObjectStoreConfig:
+        """The object store of large kept answers: however many, live work has its room."""
+        return ObjectStoreConfig(
+            bucket=f"shoal-answers-{self.pool}",
+            description="Shoal: large answers kept for a client's retry",
+            ttl=self.limits.answers_ttl_s,
+            max_bytes=self.limits.answers_max_bytes,
+            storage=StorageType(self.storage),
+            replicas=self.replicas,
+        )
 
     @property
     def dead_stream(self) -> str:
@@ -184,7 +202,10 @@ class Topology:
         )
 
     def consumer_config(self, model: str, lane: Lane) -> ConsumerConfig:
-        """Explicit acks, unlimited deliveries: the worker counts attempts and buries."""
+        """Explicit acks, unlimited deliveries: the worker counts attempts and buries.
+
+        The broker removes it after a long rest; whoever pulls from the line makes it again.
+        """
         return ConsumerConfig(
             durable_name=self.consumer(model, lane),
             filter_subject=self.line(model, lane),
@@ -193,6 +214,7 @@ class Topology:
             ack_wait=self.limits.ack_wait_s,
             max_deliver=-1,
             max_ack_pending=self.limits.max_held_per_line,
+            inactive_threshold=self.limits.line_rest_s,
             max_waiting=self.limits.max_waiting_pulls,
             num_replicas=self.replicas,
             mem_storage=self.storage == "memory",

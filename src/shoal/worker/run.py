@@ -74,7 +74,6 @@ class Worker:
         self._leaving = asyncio.Event()
         self._news = asyncio.Event()
         self._due = asyncio.Event()
-        self._lines_to_make: set[str] = set()
         self._lines_to_remove: set[str] = set()
         devices = parse(settings.devices, threads=settings.threads)
         rules = parse_lanes(settings.lanes)
@@ -286,8 +285,6 @@ class Worker:
             self._fetches.give_up(key)
         self._choices.switch_due()
         self._residency.residents.adapters.on_catalog(self._residency.residents.devices)
-        served = {entry.key for entry in change.added} - self._roster.unservable.keys()
-        self._lines_to_make |= served
         self._lines_to_remove |= {entry.key for entry in change.gone}
         self._lines_to_remove -= self._roster.entries.keys()
         if change.added or change.changed or change.gone:
@@ -297,7 +294,7 @@ class Worker:
             )
             await self._tell_status()
         self._residency.wake()
-        await self._bring_lines()
+        await self._remove_lines()
 
     async def _let_go(self, wanted: set[str]) -> None:
         """Parts with the models that nobody wants any more, while their lines are still known."""
@@ -310,11 +307,8 @@ class Worker:
             self._streams.forget(entry)
             self._rules.forget(entry)
 
-    async def _bring_lines(self) -> None:
-        """Makes and removes lines at the broker; what fails, or still holds items, is due again."""
-        due = list(self._lines_to_make)
-        await self._queue.ensure_lines(due)
-        self._lines_to_make.difference_update(due)
+    async def _remove_lines(self) -> None:
+        """Removes lines at the broker; what fails, or still holds items, is due again."""
         if self._lines_to_remove:
             removed = await self._queue.remove_lines(list(self._lines_to_remove))
             self._lines_to_remove.difference_update(removed)
@@ -334,7 +328,6 @@ class Worker:
                 self._save()
                 found = await asyncio.to_thread(self._roster.servable_by_now)
                 self._roster.admit(found)
-                self._lines_to_make |= {entry.key for entry in found}
                 self._news.set()  # what has been retired for long enough is forgotten
             # Also the tick that nothing can fall asleep behind: cool-downs, deadlines, lost pulls.
             self._set_budgets()
