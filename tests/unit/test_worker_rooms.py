@@ -19,6 +19,8 @@ from shoal.ipc.child import Backoff
 from shoal.ipc.messages import Traits
 from shoal.queue.topology import token
 from shoal.wire.envelope import Envelope, Inputs, Params
+from shoal.worker.breaker import FIRST_REST_S, MOST_REST_S, Breaker
+from shoal.worker.device import Device
 from shoal.worker.devices import parse, usable_cores
 from shoal.worker.lines import FIRST_PULL, MAX_WAITING_BYTES, Line
 from shoal.worker.tokenise import Tokeniser, prepare
@@ -111,6 +113,47 @@ def pull(one, delivered):
     for _ in range(delivered):
         one.on_delivery()
     one.on_pull_end()
+
+
+def test_device_batch_begins_behind_others_of_its_process_only():
+    """Two processes of a device run side by side; in one, the second batch waits for the first."""
+    device, begun = Device("cpu:0"), []
+    first = device.on_sent(1.0, 0.0, "a", "torch")
+    behind = device.on_sent(1.0, 0.0, "b", "torch")
+    assert (first.begun, behind.begun, device.stage_s) == (True, False, pytest.approx(0.9))
+    behind.on_begun = lambda: begun.append("behind")
+    device.on_back(first, 1.0, lost=False)
+    assert (begun, device.stage_s) == (["behind"], pytest.approx(1.9))
+    beside = device.on_sent(1.0, 1.0, "c", "onnx")
+    assert beside.begun
+    device.on_back(behind, 2.0, lost=False)
+    assert device.leading is beside
+
+
+def test_device_batch_behind_one_that_was_lost_has_not_begun():
+    """What waited in a process that died is no suspect; what ran in another process is."""
+    device = Device("cpu:0")
+    first = device.on_sent(1.0, 0.0, "a", "torch")
+    behind = device.on_sent(1.0, 0.0, "b", "torch")
+    device.on_back(first, 1.0, lost=True)
+    assert not behind.begun
+
+
+def test_breaker_counts_whole_failures_of_several_requests():
+    """Three failed batches of three requests replace a process, three more let it rest, longer."""
+    breaker, place = Breaker(), ("cpu:0", "m@1")
+    assert {breaker.on_failure(place, ["one"]) for _ in range(20)} == {("go on", 0.0)}
+    breaker.on_success(place)
+    advice = [breaker.on_failure(place, [f"r{n}"]) for n in range(12)]
+    assert [word for word, _ in advice if word != "go on"] == ["renew", "rest", "rest", "rest"]
+    rests = [rest_s for _, rest_s in advice if rest_s]
+    assert rests == [FIRST_REST_S, 2 * FIRST_REST_S, 4 * FIRST_REST_S]
+    assert breaker.on_failure(("cpu:1", "m@1"), ["r"]) == ("go on", 0.0)
+    breaker.on_success(place)
+    assert [breaker.on_failure(place, [f"s{n}"])[0] for n in range(3)] == ["go on"] * 2 + ["renew"]
+    for n in range(60):
+        _, rest_s = breaker.on_failure(place, [f"t{n}"])
+        assert rest_s <= MOST_REST_S
 
 
 def test_line_pulls_more_after_full_pulls_and_little_after_empty_ones():

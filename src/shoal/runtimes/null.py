@@ -10,6 +10,7 @@ caller are seen. A file that ends in `broken` is at fault itself. Options of a m
     poison   a text, or a file's end, that makes the whole batch raise, as a broken kernel would
     crash    a text that takes the process down, as a segmentation fault would
     oom      a text that needs more memory than there is
+    sick_after  how many batches of it a process serves; later ones raise until it is started anew
     nan      a text whose numbers are not finite: its item fails, its neighbours do not
     mib      memory that a loaded model holds, really allocated and touched
     load_s   time each load takes; a tenth of it when the model was kept
@@ -59,6 +60,7 @@ _KNUTH = 2_654_435_761
 _OUTPUTS = ("dense", "sparse", "multivector")
 _BROKEN = b"broken"
 _MIB = 2**20
+_NEVER = 2**60
 _WARM_SHARE = 0.1
 _LOAD_FAULTS: dict[str, Exception] = {
     "oom": MemoryError("the load was told to find no memory"),
@@ -77,6 +79,7 @@ class _Model:
     crash: str | None
     oom: str | None
     nan: str | None
+    well: int
     pages: mmap.mmap | None
 
 
@@ -92,6 +95,7 @@ class NullRuntime:
         )
         self.device = device
         self.threads = threads
+        self._runs: dict[str, int] = {}
         self._models: dict[str, _Model] = {}
         self._failed_loads: dict[str, int] = {}
         self._kept: set[str] = set()
@@ -117,6 +121,7 @@ class NullRuntime:
                 fault: str(options[fault]) if fault in options else None
                 for fault in ("poison", "crash", "oom", "nan")
             },
+            well=int(options.get("sick_after", _NEVER)),
             pages=_touched(int(options.get("mib", 0)) * _MIB),
         )
         return warm
@@ -151,6 +156,9 @@ class NullRuntime:
         model = self._models.get(key)
         if model is None:
             raise ModelUnavailable(f"{key} is not loaded")
+        self._runs[key] = self._runs.get(key, 0) + 1
+        if self._runs[key] > model.well:
+            raise RunFailed(f"{key}: this process is sick")
         if model.sleep_s:
             time.sleep(model.sleep_s)
         if model.crash is not None and any(model.crash in item.texts for item in items):

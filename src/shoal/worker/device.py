@@ -7,6 +7,7 @@ Owns when it can take a batch. Does not own its name (`devices`), its processes'
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.catalog.schema import Entry
@@ -26,11 +27,22 @@ def _lead_s(expected_s: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A batch on a device. begun: it runs; else it waits there for the one before it."""
+    """A batch on a device. begun: it runs; else it waits for the one before it in its process.
+
+    process: the name of the runtime process. on_begun: called once, when it begins.
+    """
 
     expected_s: float
     model: str = ""
+    process: str = ""
     begun: bool = False
+    on_begun: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """It runs."""
+        self.begun = True
+        if self.on_begun is not None:
+            self.on_begun()
 
 
 @dataclass(slots=True)
@@ -69,7 +81,7 @@ class Device:
 
     closing: models that get no more batches here, for the plan wants them idle. leaving: those
     whose eviction has begun. sent: the batches that are not answered, the one that runs first.
-    stage_s: when that is about to end.
+    leading: the first of them, once it runs. stage_s: when that is about to end.
     """
 
     name: str
@@ -79,6 +91,7 @@ class Device:
     closing: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
     sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT_BATCHES))
+    leading: Sent | None = None
     stage_s: float = 0.0
 
     @property
@@ -110,9 +123,9 @@ class Device:
             return True
         return self.in_flight < IN_FLIGHT_BATCHES and now_s >= self.stage_s
 
-    def on_sent(self, expected_s: float, now_s: float, model: str = "") -> Sent:
+    def on_sent(self, expected_s: float, now_s: float, model: str = "", process: str = "") -> Sent:
         """A batch has left for it."""
-        sent = Sent(expected_s, model)
+        sent = Sent(expected_s, model, process)
         self.sent.append(sent)
         self._begin(now_s)
         return sent
@@ -122,11 +135,16 @@ class Device:
         self.sent.remove(sent)
         if sent.model in self.resident:
             self.resident[sent.model].used_s = now_s
-        if not lost:
-            self._begin(now_s)
+        self._begin(now_s, lost=sent.process if lost else None)
 
-    def _begin(self, now_s: float) -> None:
-        if self.sent and not self.sent[0].begun:
-            self.sent[0].begun = True
-            expected_s = self.sent[0].expected_s
+    def _begin(self, now_s: float, lost: str | None = None) -> None:
+        """The first batch of each process runs, but of a process that is lost."""
+        processes = {lost}
+        for sent in self.sent:
+            if sent.process not in processes and not sent.begun:
+                sent.begin()
+            processes.add(sent.process)
+        if self.sent and self.sent[0].begun and self.sent[0] is not self.leading:
+            self.leading = self.sent[0]
+            expected_s = self.leading.expected_s
             self.stage_s = now_s + expected_s - _lead_s(expected_s)

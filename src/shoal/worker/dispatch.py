@@ -17,8 +17,16 @@ from shoal.catalog.schema import Entry
 from shoal.clock import monotonic
 from shoal.core.policy import Place, Policy, Where
 from shoal.core.types import Batch, Item, Lane
-from shoal.errors import Bug, DeadlineExceeded, OutOfMemory, RuntimeCrashed, ShoalError
-from shoal.ipc.messages import Ran
+from shoal.errors import (
+    Bug,
+    CallerError,
+    DeadlineExceeded,
+    OutOfMemory,
+    RuntimeCrashed,
+    ShoalError,
+)
+from shoal.ipc.messages import Ran, RunItem
+from shoal.worker.breaker import Breaker
 from shoal.worker.costs import CostBook
 from shoal.worker.device import Device, Sent
 from shoal.worker.held import Held
@@ -27,6 +35,9 @@ from shoal.worker.metrics import Metrics
 from shoal.worker.resident import Residents
 
 log = logging.getLogger(__name__)
+
+_AFTER_A_BUG_S = 1.0
+_MOST_KNOWN_BYTES = 4096
 
 
 class Dispatch:
@@ -58,6 +69,8 @@ class Dispatch:
         self._metrics = metrics
         self._costs = costs
         self._run_timeout_s = run_timeout_s
+        self._breaker = Breaker()
+        self._known_good: dict[str, RunItem] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,11 +102,28 @@ class Dispatch:
             await self._wake.wait()
             self._wake.clear()
             self._fill()  # before anything is dropped: a device that is free tries it
-            await self._drop_hopeless()
+            try:
+                await self._drop_hopeless()
+            except Exception:  # task root
+                log.exception("dropping what cannot be in time")
+                await asyncio.sleep(_AFTER_A_BUG_S)
+                self.wake()
 
     def _fill(self) -> None:
-        """Sends batches until no free device can get one; then says when to look again."""
-        now_s = monotonic()
+        """Sends batches until no free device can get one; then says when to look again.
+
+        Where the policy has a bug, what waits goes back to the queue and the loop goes on.
+        """
+        try:
+            self._fill_devices(monotonic())
+        except Exception:  # task root
+            log.exception("the policy could not choose a batch")
+            for line in self._lines.values():
+                if line.waiting:
+                    self.strand(line.entry)
+            asyncio.get_running_loop().call_later(_AFTER_A_BUG_S, self.wake)
+
+    def _fill_devices(self, now_s: float) -> None:
         while free := self._residents.free(now_s):
             batch = self._policy.next_batch(now_s, len(free), self._where(free))
             if batch is None:
@@ -137,7 +167,7 @@ class Dispatch:
             held.started_s = now_s
             held.load_s = self._residents.load_wait_s(line.entry, held.submitted_s)
             self._metrics.on_wait(now_s - held.arrived_s + held.queued_s)
-        sent = device.on_sent(batch.expected_s, now_s, batch.model)
+        sent = device.on_sent(batch.expected_s, now_s, batch.model, line.entry.process)
         line.on_sent(batch)
         task = asyncio.create_task(self._run(device, sent, line, batch), name="batch")
         self._tasks.add(task)
@@ -147,10 +177,11 @@ class Dispatch:
         ran: Ran | ShoalError
         lost = reached = False
         try:
-            run_items = [r for i in batch.items if (r := self._held[i.id].run_item)]
+            run_items = self._held.run_items(item.id for item in batch.items)
             process = self._residents.process(device, line.entry)
             connection, reached = process.live(), True
-            async with asyncio.timeout(self._run_timeout_s):
+            async with asyncio.timeout(None) as limit:
+                self._limit_from_its_start(sent, limit)
                 ran = await self._residents.adapters.run(
                     device, line.entry, connection, run_items, batch.block_tokens
                 )
@@ -173,13 +204,28 @@ class Dispatch:
             if batch.model in device.closing and not device.is_busy(batch.model):
                 self.on_idle()
         took_s = ran.run_s if isinstance(ran, Ran) else None
-        self._policy.finished(batch, took_s, now_s, learn=_is_whole(ran))
+        try:
+            self._policy.finished(batch, took_s, now_s, learn=_is_whole(ran))
+        except Exception:  # task root
+            log.exception("the policy could not take in that a batch has ended")
         self._fill()  # the device has work again before this batch's replies cost any time
         self.on_room(line)
         if isinstance(ran, Ran) or (sent.begun and reached):
             await self._reply(device, line, batch, ran)
         else:
             await self._send_again(batch, ran)
+
+    def _limit_from_its_start(self, sent: Sent, limit: asyncio.Timeout) -> None:
+        """A batch has its time from when it runs, however long the one before it takes."""
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            limit.reschedule(loop.time() + self._run_timeout_s)
+
+        if sent.begun:
+            begin()
+        else:
+            sent.on_begun = begin
 
     async def _send_again(self, batch: Batch, error: ShoalError) -> None:
         """A batch that had not begun when its process died: that costs its items no attempt."""
@@ -189,6 +235,7 @@ class Dispatch:
         self.wake()
 
     async def _reply(self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError) -> None:
+        await self._judge_process(device, line, batch, ran)
         if isinstance(ran, ShoalError):
             log.warning("a batch of %d items failed: %s", len(batch.items), ran)
             for item in batch.items:
@@ -205,6 +252,56 @@ class Dispatch:
                 await self._held.succeed(done, ran.run_s)
             else:
                 await self._held.fail(done.item, done.failure.error())
+
+    async def _judge_process(
+        self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError
+    ) -> None:
+        """Replaces the process of a model that fails everything, or lets the model rest."""
+        place = (device.name, line.entry.key)
+        why = _whole_failure(ran)
+        if why is None:
+            self._breaker.on_success(place)
+            self._remember(batch, ran)
+            return
+        if isinstance(why, (CallerError, RuntimeCrashed)):
+            return
+        requests = self._held.requests(item.id for item in batch.items)
+        advice, rest_s = self._breaker.on_failure(place, requests)
+        if advice == "go on":
+            return
+        if await self._is_well(device, line):
+            self._breaker.on_success(place)
+        elif advice == "renew":
+            await self._residents.renew(device, line.entry, f"fails every batch ({why})")
+        else:
+            await self._residents.rest(device, line.entry, f"fails every batch: {why}", rest_s)
+
+    def _remember(self, batch: Batch, ran: Ran | ShoalError) -> None:
+        """Keeps a small item that came out well, to tell a broken process from bad items."""
+        if isinstance(ran, ShoalError):
+            return
+        well = (done.item for done in ran.items if done.failure is None and not done.failures)
+        for item in self._held.run_items(well):
+            size_bytes = len(item.ids) + sum(map(len, (*item.texts, *item.blobs)))
+            if size_bytes <= _MOST_KNOWN_BYTES and not item.adapter:
+                self._known_good[batch.model] = item
+                return
+
+    async def _is_well(self, device: Device, line: Line) -> bool:
+        """Whether the process still runs what it has run before; False where there is no such."""
+        known = self._known_good.get(line.entry.key)
+        if known is None:
+            return False
+        try:
+            connection = self._residents.process(device, line.entry).live()
+            async with asyncio.timeout(self._run_timeout_s):
+                ran = await self._residents.adapters.run(
+                    device, line.entry, connection, [known], None
+                )
+        except (ShoalError, TimeoutError) as error:
+            log.warning("%s does not run what it ran before: %r", line.entry.key, error)
+            return False
+        return _whole_failure(ran) is None
 
     async def _drop_hopeless(self) -> None:
         """Ends what cannot be done in time, and what is for models that cannot be loaded."""
@@ -244,6 +341,17 @@ class Dispatch:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _whole_failure(ran: Ran | ShoalError) -> ShoalError | None:
+    """Why nothing of a batch came out well, the gravest first; None where something did."""
+    if isinstance(ran, ShoalError):
+        return ran
+    failures = [done.failure for done in ran.items]
+    errors = [failure.error() for failure in failures if failure is not None]
+    if not errors or len(errors) < len(failures):
+        return None
+    return min(errors, key=lambda error: isinstance(error, CallerError))
 
 
 def _is_whole(ran: Ran | ShoalError) -> bool:

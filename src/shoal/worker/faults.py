@@ -85,15 +85,17 @@ class LoadFaults:
             return None
         return self.on_fault(entry, error)
 
-    def on_fault(self, entry: Entry, error: ShoalError) -> ShoalError | None:
+    def on_fault(
+        self, entry: Entry, error: ShoalError, pause_s: float | None = None
+    ) -> ShoalError | None:
         """Believes for a while that a model does not load: its fault, and none of its items'.
 
-        None where another runtime takes over.
+        None where another runtime takes over. pause_s: how long, where not by the kind of error.
         """
         if blames_runtime(error) and self.take_over(entry, error):
             self.forgive(entry.key)
             return None
-        pause_s = cool_down_s(error)
+        pause_s = cool_down_s(error) if pause_s is None else pause_s
         for book in (self._crashes, self._unfit):
             book.pop(entry.key, None)
         if isinstance(error, (RuntimeCrashed, OutOfMemory)):

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from shoal.clock import monotonic, wall
 from shoal.core.delivery import judge
-from shoal.errors import QueueUnavailable, ShoalError
+from shoal.errors import DeadlineExceeded, QueueUnavailable, ShoalError
 from shoal.ipc.messages import ItemDone, RunItem
 from shoal.queue.interface import Delivery, Queue
 from shoal.wire.envelope import EMPTY, DeadLetter, Envelope, Failure, Outcome, Timing, encode
@@ -24,6 +24,9 @@ from shoal.wire.generation import Piece
 from shoal.worker.sent import SentOutcomes
 
 log = logging.getLogger(__name__)
+
+# So long after its deadline an item may still be in a batch that runs.
+STRANDED_S = 10.0
 
 
 @dataclass(slots=True)
@@ -95,6 +98,16 @@ class Held:
     def of_request(self, request: str) -> list[str]:
         """The ids of a request's items that are here."""
         return list(self._requests.get(request, ()))
+
+    def run_items(self, item_ids: Iterable[str]) -> list[RunItem]:
+        """What a runtime is sent of these items, but of those that have ended."""
+        found = (self._items.get(item_id) for item_id in item_ids)
+        return [item.run_item for item in found if item is not None and item.run_item is not None]
+
+    def requests(self, item_ids: Iterable[str]) -> set[str]:
+        """The requests that these items are of."""
+        found = (self._items.get(item_id) for item_id in item_ids)
+        return {item.envelope.request for item in found if item is not None}
 
     def items(self) -> Iterable[HeldItem]:
         """All items that are here."""
@@ -262,12 +275,19 @@ class Held:
         await self.give_back(list(self._items))
 
     async def keep_alive(self) -> None:
-        """Extends what has been here for a while, for ever; no device can hold this task up."""
+        """Extends what has been here for a while, for ever; no device can hold this task up.
+
+        What is here long after its deadline was stranded by a bug: it ends.
+        """
         while True:
             await asyncio.sleep(self._ack_wait_s / 3)
-            old_s = monotonic() - self._ack_wait_s / 3
-            for item in [i for i in self._items.values() if i.arrived_s < old_s]:
-                await item.delivery.in_progress()
+            old_s, late_s = monotonic() - self._ack_wait_s / 3, wall() - STRANDED_S
+            for name, item in list(self._items.items()):
+                if item.envelope.deadline_s < late_s:
+                    log.error("item %s was not ended by its deadline", name)
+                    await self.fail(name, DeadlineExceeded("it was not done by its deadline"))
+                elif item.arrived_s < old_s:
+                    await item.delivery.in_progress()
 
 
 def _wire(failures: dict[int, ShoalError]) -> dict[int, Failure]:

@@ -108,6 +108,13 @@ class Residents:
         log.error("runtime %s on %s %s and is started anew", entry.process, device.name, why)
         await self.process(device, entry).kill()
 
+    async def rest(self, device: Device, entry: Entry, why: str, rest_s: float) -> None:
+        """Takes a model off a device where it only fails; `rest_s` long it is not loaded again."""
+        log.error("%s on %s %s; it rests for %.0f s", entry.key, device.name, why, rest_s)
+        self.faults.on_fault(entry, ModelUnavailable(f"{entry.key} {why}"), pause_s=rest_s)
+        if not await self.evict(entry.key, device, why):  # another batch of it is there already
+            await self.renew(device, entry, why)
+
     async def traits(self, entry: Entry) -> Traits:
         """What a model's runtime can do, by its own word. Raises `RuntimeFault`.
 
@@ -196,7 +203,7 @@ class Residents:
             async with asyncio.timeout(self._load_timeout_s):
                 process = self.process(device, entry)
                 connection = await process.connection()
-                loading.in_runtime = True
+                loading.in_runtime, asked_s = True, monotonic()
                 loaded = await connection.load(spec)
                 process.on_loaded()
         except RuntimeCrashed as raised:
@@ -226,6 +233,7 @@ class Residents:
                     slots=loaded.slots,
                     kv_tokens=loaded.kv_tokens,
                 )
+            self.sizes.on_loaded(entry, loaded.memory_bytes, monotonic() - asked_s)
             self._on_loaded(entry, device, begun_s, loaded.memory_bytes)
         finally:
             del device.loading[entry.key]
@@ -236,7 +244,6 @@ class Residents:
     def _on_loaded(self, entry: Entry, device: Device, begun_s: float, size_bytes: int) -> None:
         ended_s = monotonic()
         self.faults.on_loaded(entry.key)
-        self.sizes.on_loaded(entry, size_bytes, ended_s - begun_s)
         self._times[entry.key] = LoadTimes(begun_s, ended_s)
         self.load_seconds += ended_s - begun_s
         self.loads += 1
