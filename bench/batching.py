@@ -8,6 +8,8 @@
 3. Short jobs beside long ones: the tail of the short ones under one FIFO, lanes, and lanes whose
    long batches are cut and capped.
 4. What the policy itself costs, in CPU time for each item.
+5. Single calls beside a call of 2,000 texts, of the same tenant and of another.
+6. The policy on emulated devices, 1, 5 and 20 times slower, and after a long idle time.
 
 Rounds of all variants are taken in turn, in rotated order, over the same texts; ratios are of
 pairs from the same round, with bootstrap intervals of 95 %. The parts are in `batches/`.
@@ -17,10 +19,17 @@ from __future__ import annotations
 
 import time
 
-from batches import formers, lanes, models, price
+from batches import beside, emulated, formers, lanes, models, price
 from harness import Report, options
 
-PARTS = {1: formers.run, 2: models.run, 3: lanes.run, 4: price.run}
+PARTS = {
+    1: formers.run,
+    2: models.run,
+    3: lanes.run,
+    4: price.run,
+    5: beside.run,
+    6: emulated.run,
+}
 
 
 def main() -> None:
