@@ -40,6 +40,7 @@ class Pacing:
     def __init__(self, window: Callable[[Line], float]) -> None:
         self._window = window
         self._lines: dict[Line, dict[str | None, _Share]] = {}
+        self._n_waiting: dict[Line, int] = {}
 
     async def enter(
         self,
@@ -61,6 +62,7 @@ class Pacing:
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         share.waiting[turn] = size
+        self._n_waiting[line] = self._n_waiting.get(line, 0) + 1
 
         def give_up(_: object) -> None:
             turn.cancel()
@@ -88,14 +90,17 @@ class Pacing:
             del shares[tenant]
         if not shares:
             self._lines.pop(line, None)
-        for other in list(shares.values()):  # who leaves makes room for other tenants, too
-            self._let_in(line, other)
+        if self._n_waiting.get(line):  # who leaves makes room for other tenants, too
+            for other in list(shares.values()):
+                self._let_in(line, other)
 
     def _give_up(
         self, line: Line, tenant: str | None, turn: asyncio.Future[None], size: float
     ) -> None:
         """Somebody waits no more; one who was let in at that very moment leaves again."""
-        waited = self._lines[line][tenant].waiting.pop(turn, None) is not None
+        waited = turn in self._lines[line][tenant].waiting
+        if waited:
+            self._forget(line, self._lines[line][tenant], turn)
         self.leave(line, tenant, 0.0 if waited or turn.cancelled() else size)
 
     def _let_in(self, line: Line, share: _Share) -> None:
@@ -103,10 +108,16 @@ class Pacing:
             turn, size = next(iter(share.waiting.items()))
             if not turn.done() and not self._has_room(line, share, size):
                 return
-            del share.waiting[turn]
+            self._forget(line, share, turn)
             if not turn.done():
                 share.size += size
                 turn.set_result(None)
+
+    def _forget(self, line: Line, share: _Share, turn: asyncio.Future[None]) -> None:
+        del share.waiting[turn]
+        self._n_waiting[line] -= 1
+        if not self._n_waiting[line]:
+            del self._n_waiting[line]
 
     def _has_room(self, line: Line, share: _Share, size: float, *, first: bool = False) -> bool:
         if share.size <= 0.0:
