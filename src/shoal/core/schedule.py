@@ -68,6 +68,8 @@ class Scheduler:
         self._mode = mode
         self._urgency = urgency
         self._lines: dict[tuple[str, Lane], Line] = {}
+        # Those that hold something: a step costs nothing for models that nobody asks for.
+        self._busy: dict[tuple[str, Lane], Line] = {}
         self._lane_accounts = {rule.name: Account(rule.weight) for rule in lanes}
         self._lane_turns = Turns()
         self._line_turns = {rule.name: Turns() for rule in lanes}
@@ -97,6 +99,15 @@ class Scheduler:
         """Forgets a model of which nothing waits or runs."""
         for lane in self._lanes:
             self._lines.pop((model, lane), None)
+            self._busy.pop((model, lane), None)
+
+    def _holding(self) -> list[Line]:
+        """The lines that hold something; those that do no more take no part in turns."""
+        for key, line in list(self._busy.items()):
+            if not len(line.window) and not line.late:
+                del self._busy[key]
+                line.account.here = False
+        return list(self._busy.values())
 
     def window(self, model: str, lane: Lane) -> Window:
         """The window of a line."""
@@ -105,14 +116,16 @@ class Scheduler:
     def add(self, item: Item, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
         """Takes an item in."""
         line = self._lines[(item.model, item.lane)]
+        self._busy[(item.model, item.lane)] = line
         alone_s = line.cost.predict_s(line.alone(item))
         return item.id not in line.late and line.window.add(item, item.deadline_s - alone_s)
 
     def remove(self, item_ids: Iterable[str]) -> list[Item]:
         """Takes items out."""
         wanted = list(item_ids)
-        gone = [item for line in self._lines.values() for item in line.window.remove(wanted)]
-        for line in self._lines.values():
+        lines = self._holding()
+        gone = [item for line in lines for item in line.window.remove(wanted)]
+        for line in lines:
             gone += [item for each in wanted if (item := line.late.pop(each, None)) is not None]
         return gone
 
@@ -120,7 +133,7 @@ class Scheduler:
         """Takes out what is past its deadline, and what is hopeless while its devices are busy."""
         self._set_aside(now)
         gone: list[Item] = []
-        for line in self._lines.values():
+        for line in self._holding():
             if not line.late:
                 continue
             busy = where(line.rule.model) == "busy"
@@ -132,12 +145,12 @@ class Scheduler:
 
     def _set_aside(self, now: float) -> None:
         """Finds what cannot be done by its deadline, by what batches are thought to cost."""
-        for line in self._lines.values():
+        for line in self._holding():
             line.late.update((item.id, item) for item in line.window.expire(now))
 
     def deadline(self, now: float) -> float | None:  # noqa: ARG002 - the protocol's signature
         """The next moment at which an item becomes hopeless, or late."""
-        lines = self._lines.values()
+        lines = self._holding()
         moments = [u[0] for line in lines if (u := line.window.most_urgent())]
         moments += [item.deadline_s for line in lines for item in line.late.values()]
         return min(moments, default=None)
@@ -167,7 +180,7 @@ class Scheduler:
 
     def _try_late(self, now: float, where: Where) -> bool:
         """Lets an idle device try what was taken for hopeless; whether there is any."""
-        for line in self._lines.values():
+        for line in self._holding():
             tried = [item for item in line.late.values() if item.deadline_s > now]
             if not tried or where(line.rule.model) != "free":
                 continue
@@ -181,7 +194,7 @@ class Scheduler:
         """The lines that may run on a free device; brings up to date who takes part in turns."""
         able = []
         waiting = set()
-        for line in self._lines.values():
+        for line in self._holding():
             place = where(line.rule.model) if len(line.window) else "absent"
             if place == "absent":
                 line.account.here = False

@@ -95,9 +95,10 @@ class CostBook:
         What was seen, or what a full batch should take where that is less: with little to do,
         batches are small and the price of a token in them says nothing of a backlog's.
         """
-        rates, model = self.rates(entry), self.model(entry)
+        rates = self.rates(entry)
         if not rates.batch_tokens or entry.generates:
             return rates.token_s
+        model = self.model(entry)
         most = min(
             entry.profile.max_batch_tokens, model.budget_tokens(_FULL_BATCH_S, _TYPICAL_TOKENS)
         )
@@ -105,6 +106,11 @@ class CostBook:
             return rates.token_s
         full_s = model.predict_s(Work(most, most * _TYPICAL_TOKENS))
         return min(rates.token_s, full_s / most * rates.padded_tokens / rates.batch_tokens)
+
+    def full_s(self, entry: Entry) -> float:
+        """Device seconds of a batch at nearly the best rate; 0 where too little was measured."""
+        model = self._models.get(self._key(entry))
+        return 0.0 if model is None else model.full_s()
 
     def on_batch(self, entry: Entry, batch: Batch, took_s: float) -> None:
         """A batch ran: what a useful token of it took."""

@@ -78,7 +78,7 @@ class Heartbeat:
             token_s=self._costs.token_s(entry),
             bytes_per_token=self._costs.rates(entry).bytes_per_token,
             item_s=self._costs.rates(entry).item_s,
-            full_s=self._costs.model(entry).full_s(),
+            full_s=self._costs.full_s(entry),
             devices=[device.name for device in holders],
             memory_bytes=measured.size_bytes if measured else 0,
             load_s=measured.load_s if measured else 0.0,
