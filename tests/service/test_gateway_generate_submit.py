@@ -119,6 +119,27 @@ class Reader:
         return "".join(text for at, text in self.got if at == index)
 
 
+def test_submit_stream_is_read_while_the_rest_waits_for_room():
+    """Of many texts as many lie in the line as can soon begin; what is whole is read meanwhile."""
+
+    async def main():
+        async with Place() as place:
+            reader = Reader(place, place.job(*(f"p{n}" for n in range(20))))
+            for item in await place.take(8):
+                await place.end(item, f"text {item.index}")
+            await until(lambda: len(reader.got) >= 8)
+            for item in await place.take(8):
+                await place.end(item, f"text {item.index}")
+            await until(lambda: len(reader.got) >= 16)
+            assert not reader.task.done()
+            for item in await place.take(4):
+                await place.end(item, f"text {item.index}")
+            await reader.task
+            assert sorted(set(reader.got)) == [(i, f"text {i}") for i in range(20)]
+
+    run(main())
+
+
 def test_submit_stream_gives_every_choice_an_item():
     """Prompts and their choices are items of one input, at the cost of what may be expected."""
 

@@ -20,6 +20,7 @@ from shoal.clock import wall
 from shoal.core.gather import Gather
 from shoal.core.split import spans
 from shoal.errors import (
+    Bug,
     ModelLoading,
     QueueFull,
     QueueUnavailable,
@@ -112,8 +113,9 @@ class Submitter:
         waiting = self._begin(job)
         waiting.growth = growth = Growth(len(waiting.spans))
         waiting.done.add_done_callback(partial(self._on_stream_end, waiting, growth))
+        # Beside the reading: the first texts may be whole before there is room for the last.
+        submitting = asyncio.create_task(self._submit_beside(waiting), name="submit")
         try:
-            await self._submit_all(waiting)
             ended = False
             while not ended:
                 if not waiting.done.done():
@@ -125,6 +127,7 @@ class Submitter:
                     yield index, grown
             waiting.done.result()
         finally:
+            submitting.cancel()
             self._end(waiting)
             await self._withdraw(waiting)
 
@@ -184,6 +187,15 @@ class Submitter:
                 self._waiting.pop(f"{waiting.request}.{index}", None)
         while waiting.payloads:
             self._spawn(self._queue.payloads.delete(waiting.payloads.pop()))
+
+    async def _submit_beside(self, waiting: Waiting) -> None:
+        try:
+            await self._submit_all(waiting)
+        except ShoalError as error:
+            fail(waiting, error)
+        except Exception as error:  # task root
+            log.exception("submitting a stream")
+            fail(waiting, Bug(f"{type(error).__name__}: {error}"))
 
     async def _submit_all(self, waiting: Waiting) -> None:
         line, tenant = (waiting.job.lane, waiting.job.entry.key), waiting.job.tenant

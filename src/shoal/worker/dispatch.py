@@ -235,7 +235,14 @@ class Dispatch:
         self.wake()
 
     async def _reply(self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError) -> None:
-        await self._judge_process(device, line, batch, ran)
+        self._remember(batch, ran)
+        requests = self._held.requests(item.id for item in batch.items)
+        await self._answer(device, line, batch, ran)
+        await self._judge_process(device, line, ran, requests)
+
+    async def _answer(
+        self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError
+    ) -> None:
         if isinstance(ran, ShoalError):
             log.warning("a batch of %d items failed: %s", len(batch.items), ran)
             for item in batch.items:
@@ -254,18 +261,16 @@ class Dispatch:
                 await self._held.fail(done.item, done.failure.error())
 
     async def _judge_process(
-        self, device: Device, line: Line, batch: Batch, ran: Ran | ShoalError
+        self, device: Device, line: Line, ran: Ran | ShoalError, requests: set[str]
     ) -> None:
         """Replaces the process of a model that fails everything, or lets the model rest."""
         place = (device.name, line.entry.key)
         why = _whole_failure(ran)
         if why is None:
             self._breaker.on_success(place)
-            self._remember(batch, ran)
             return
         if isinstance(why, (CallerError, RuntimeCrashed)):
             return
-        requests = self._held.requests(item.id for item in batch.items)
         advice, rest_s = self._breaker.on_failure(place, requests)
         if advice == "go on":
             return
