@@ -203,6 +203,7 @@ class Worker:
 
     def _on_change(self) -> None:
         self._choices.switch_due()
+        self._intake.pull_all()  # a copy that others' items were left for until now
         self._dispatch.wake()
         self._streams.wake()
         self._residency.wake()
