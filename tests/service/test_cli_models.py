@@ -83,7 +83,7 @@ def test_models_load_and_evict_until_the_workers_say_so(models):
     assert "resident on" in models("load", "base")
     row = models.rows()["base@1"]
     assert row["state"] == "resident on 1"
-    assert row["memory_mib"] == 4
+    assert row["memory_mib"] == pytest.approx(4, abs=0.25)  # what the process grew by
     assert row["load_s"] > 0
     assert row["idle_s"] >= 0
     table = models("list")
