@@ -21,7 +21,7 @@ from tests.support.shoal_process import Serve, ShoalProcess
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ("--devices", "cpu:1", "--ack-wait-s", str(limit_s(2)), "--inline-max-bytes", "500")
+FLAGS = ("--devices", "cpu:1", "--ack-wait-s", str(limit_s(2)), "--inline-max-bytes", "150")
 POISON = "the poison \x1b[31m"
 
 
@@ -101,7 +101,7 @@ def test_dead_letter_replay_fails_again_and_succeeds_when_the_fault_is_gone(tmp_
     """
     dead = Dead(tmp_path)
     server = start(tmp_path)
-    large = ["x" * 300, POISON, "y" * 300]
+    large = ["x" * 70, POISON, "y" * 70]  # one item, and over the limit for what is inline
     try:
         told = spoil(server)
         [row] = dead.listed()

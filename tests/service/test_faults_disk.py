@@ -20,7 +20,8 @@ from tests.support.pace import limit_s
 
 MIB = 1024**2
 LIMITS = QueueLimits(
-    payload_max_bytes=MIB,
+    payload_max_bytes=MIB // 2,
+    answers_max_bytes=MIB // 2,
     dead_max_bytes=MIB // 4,
     kept_max_bytes=MIB // 4,
     untouched_max_bytes=MIB // 4,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.core.cost import CostModel, CostState
 from shoal.core.lanes import LaneRule
 from shoal.core.line import ModelRule
-from shoal.core.schedule import MAX_FIT, Scheduler
+from shoal.core.schedule import FIT_QUANTA, Scheduler
 from shoal.core.turns import MAX_DEBT_S
 from shoal.core.types import Item
 from tests.support.policy_drive import drive
@@ -218,12 +218,12 @@ def test_schedule_quantum_fits_a_slow_device(slower):
 
 
 def test_schedule_quantum_that_fits_is_bounded():
-    """An estimate of a launch of minutes makes no batch longer than `MAX_FIT` quanta."""
+    """An estimate of a launch of minutes makes no batch longer than `FIT_QUANTA` quanta."""
     policy = Scheduler(LANES, devices=1)
     cost = KnownCost(CostState(60.0, TOKEN_S, factor=1.0, batches=100))
     policy.add_model(ModelRule("a", 1.0, True, 1024, 100_000, 10**9), cost)
     for lane in ("interactive", "bulk"):
-        longest = CostModel(CostState(0.0, TOKEN_S)).budget_tokens(MAX_FIT * QUANTUM_S, 64)
+        longest = CostModel(CostState(0.0, TOKEN_S)).budget_tokens(FIT_QUANTA * QUANTUM_S, 64)
         assert policy.budget_tokens("a", lane) <= longest
 
 

@@ -15,7 +15,7 @@ charge it. Time is an argument; the worker and a simulator drive the very same o
   share of useful time.
 - **A quantum that fits the device**: where a batch of the lane's quantum would be mostly launch (a
   slow device, a large model), a line's batches may take what reaches `shoal.core.cost.FULL` of the
-  device's best rate by the learnt cost, up to `MAX_FIT` quanta.
+  device's best rate by the learnt cost, up to `FIT_QUANTA` quanta.
 - **Work conserving**: a device is never left idle while a line may run. What the cost model takes
   for hopeless goes last, and runs where nothing else can: predictions are tried, not believed.
   While all devices of its model are busy, it is dropped (`expire`).
@@ -42,7 +42,7 @@ from shoal.core.turns import MAX_DEBT_S, Account, Turns
 from shoal.core.types import Batch, Item, Lane
 
 LONG_QUANTA = 4.0
-MAX_FIT = 20.0
+FIT_QUANTA = 20.0
 ACTIVE_S = 1.0
 Mode = Literal["fair", "oldest"]
 
@@ -236,7 +236,7 @@ class Scheduler:
     def _quantum_s(self, line: Line, least_s: float | None = None) -> float:
         """The longest batch of a line: of its lane, or of `least_s`, and what fits the device."""
         quantum_s = line.lane.quantum_s if least_s is None else least_s
-        return max(quantum_s, min(line.cost.full_s(), MAX_FIT * self._shortest_s))
+        return max(quantum_s, min(line.cost.full_s(), FIT_QUANTA * self._shortest_s))
 
     # --- who is next
 
