@@ -48,7 +48,12 @@ def test_faults_queue_items_on_their_way_to_a_dying_broker_are_sent_again(tmp_pa
     async def main():
         server = NatsServer(tmp_path)
         queue = await opened(server, storage)
-        refused, got = [], []
+        refused, got, back = [], [], asyncio.Event()
+
+        async def on_back():
+            back.set()
+
+        queue.when_back(on_back)
         server.process.send_signal(signal.SIGSTOP)
         stopped = psutil.Process(server.process.pid)  # a busy machine takes its time to stop it
         await until(lambda: stopped.status() == psutil.STATUS_STOPPED)
@@ -65,7 +70,7 @@ def test_faults_queue_items_on_their_way_to_a_dying_broker_are_sent_again(tmp_pa
         server.stop()
         await until(lambda: not queue.connected)
         await asyncio.to_thread(server.start)
-        await until(lambda: queue.connected, 10)
+        await asyncio.wait_for(back.wait(), limit_s(10))
         while len(got) < 20:
             await pull(queue, got, limit_s(0.3))
             for delivery in got:
