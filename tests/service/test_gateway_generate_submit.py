@@ -9,82 +9,39 @@ import msgspec
 import pytest
 
 from shoal.catalog.schema import Entry
-from shoal.catalog.snapshot import Snapshot
 from shoal.clock import wall
-from shoal.core.lanes import DEFAULT_LANES, parse_lanes
 from shoal.errors import DeadlineExceeded, InvalidRequest, RuntimeCrashed
-from shoal.gateway.backlog import BacklogBook
 from shoal.gateway.costs import EXPECTED_TOKENS
-from shoal.gateway.fleet import Fleet
 from shoal.gateway.jobs import End, Grew, Job
-from shoal.gateway.submit import Submitter
-from shoal.queue.interface import QueueLimits
-from shoal.queue.memory import MemoryBroker, MemoryQueue
-from shoal.settings import GatewaySettings
 from shoal.wire.envelope import (
     Failure,
     Inputs,
-    ModelState,
     Outcome,
     Params,
     Result,
-    Status,
     Timing,
-    decode_cancel,
-    decode_envelope,
     decode_inputs,
     encode,
 )
 from shoal.wire.generation import ChatMessage, Generated, Generation, Piece, pack
 from tests.conftest import run, until
 from tests.support.pace import limit_s
+from tests.support.submit_place import Place as AnyPlace
 
 ENTRY = Entry(id="m", tasks=["generate"], source="file:///x")
 
 
-class Place:
-    """A gateway's submit path on one side of a queue, a worker's hand on the other."""
+class Place(AnyPlace):
+    """The same place, for texts that grow."""
 
     def __init__(self):
-        broker = MemoryBroker(QueueLimits())
-        self.queue, self.hand = MemoryQueue(broker), MemoryQueue(broker)
-        fleet = Fleet()
-        fleet.on_status(encode(Status("w", [ModelState("m@1", "resident", bytes_per_token=1.0)])))
-        catalog = Snapshot([ENTRY])
-        lanes = parse_lanes(DEFAULT_LANES)
-        self.book = BacklogBook(fleet, lambda: catalog, lanes, name="g")
-        self.submitter = Submitter(self.queue, fleet, self.book, GatewaySettings())
-        self.cancelled = []
-
-    async def __aenter__(self):
-        await self.queue.listen(self.submitter.on_outcome)
-        await self.hand.hear("cancel", lambda data: self.cancelled.append(decode_cancel(data)))
-        return self
-
-    async def __aexit__(self, *_):
-        await self.hand.close()
-        await self.queue.close()
+        super().__init__(entry=ENTRY, paced=True)
 
     def job(self, *texts, time_s=30.0, chat=None, **asked):
         asked = Generation(**{"stream": True, **asked})
         inputs = Inputs(texts=list(texts), chats=[chat] if chat else [])
         params = Params(generation=asked)
         return Job("r", "generate", ENTRY, inputs, params, "interactive", wall() + time_s)
-
-    async def take(self, n):
-        found = []
-        await self.hand.pull(
-            "m@1",
-            "interactive",
-            max_items=n,
-            expires_s=limit_s(5.0),
-            on_delivery=found.append,
-            on_end=lambda: None,
-        )
-        await until(lambda: len(found) == n)
-        for delivery in found:
-            await delivery.ack()
-        return [decode_envelope(delivery.data) for delivery in found]
 
     async def grow(self, item, at, text, worker="w"):
         outcome = Outcome(item.item, piece=Piece(text, 1), at=at, worker=worker)

@@ -48,12 +48,12 @@ LINE_ITEMS = 24
 class Place:
     """A gateway's submit path on one side of a queue, a worker's hand on the other."""
 
-    def __init__(self, *, workers=1, paced=False, **settings):
+    def __init__(self, *, entry=ENTRY, workers=1, paced=False, **settings):
         broker = MemoryBroker(QueueLimits(max_queued_per_line=LINE_ITEMS))
         self.queue, self.hand = MemoryQueue(broker), MemoryQueue(broker)
         settings = GatewaySettings(**settings)
         self.fleet = fleet = Fleet()
-        catalog = Snapshot([ENTRY])
+        catalog = Snapshot([entry])
         lanes = parse_lanes(DEFAULT_LANES)
         self.book = BacklogBook(fleet, lambda: catalog, lanes, name="g")
         if not paced:

@@ -76,7 +76,7 @@ def test_window_serves_everything_once_and_the_first_always(all_lengths, budget,
         assert len(taken) == 1 or padded <= budget
         served += taken
     assert sorted(served, key=lambda i: int(i.id)) == items
-    assert (len(w), w.tokens, w.oldest, w.most_urgent()) == (0, 0, None, None)
+    assert (len(w), w.tokens, w.head, w.most_urgent()) == (0, 0, None, None)
 
 
 def take(w, budget=1024, *, packing=False):

@@ -154,11 +154,6 @@ class Window:
         return list(self._items)
 
     @property
-    def oldest(self) -> Item | None:
-        """The item that has been here longest."""
-        return next(iter(self._items.values()), None)
-
-    @property
     def head(self) -> Item | None:
         """The oldest item of the request, of the tenant, that was served least."""
         if self._head is None and self._items:

@@ -17,10 +17,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.core.types import Lane
+from shoal.gateway.backlog import Line
 
 FIRST_ROOM = 1.34
-Line = tuple[Lane, str]
 
 
 @dataclass(slots=True)

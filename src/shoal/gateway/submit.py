@@ -198,7 +198,7 @@ class Submitter:
             fail(waiting, Bug(f"{type(error).__name__}: {error}"))
 
     async def _submit_all(self, waiting: Waiting) -> None:
-        line, tenant = (waiting.job.lane, waiting.job.entry.key), waiting.job.tenant
+        line, tenant = waiting.line, waiting.job.tenant
         for index in range(len(waiting.spans)):
             size, over = waiting.size(index), waiting.done
             if not await self._pacing.enter(line, tenant, size, over, first=index == 0):
@@ -267,8 +267,7 @@ class Submitter:
     def _leave_line(self, waiting: Waiting, index: int) -> None:
         if index in waiting.entered:
             waiting.entered.discard(index)
-            job = waiting.job
-            self._pacing.leave((job.lane, job.entry.key), job.tenant, waiting.size(index))
+            self._pacing.leave(waiting.line, waiting.job.tenant, waiting.size(index))
 
     def _on_deadline(self, done: asyncio.Future[None], job: Job, time_s: float) -> None:
         """At the deadline, and not when a running batch happens to end."""

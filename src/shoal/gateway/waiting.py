@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.core.gather import Gather
+from shoal.core.types import Lane
 from shoal.errors import Bug, CallerError, DeadlineExceeded, ShoalError
 from shoal.gateway.growth import Growth
 from shoal.gateway.jobs import Answer, Job
@@ -63,6 +64,11 @@ class Waiting:
     payloads: list[PayloadRef] = field(default_factory=list)
     entered: set[int] = field(default_factory=set)
     withdrawn: bool = False
+
+    @property
+    def line(self) -> tuple[Lane, str]:
+        """The line that its items go into."""
+        return self.job.lane, self.job.entry.key
 
     def size(self, index: int) -> float:
         """How much of its line's window an item takes, until it is done: tokens, or texts."""

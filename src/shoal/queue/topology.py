@@ -66,22 +66,30 @@ class Topology:
 
     def payloads_config(self) -> ObjectStoreConfig:
         """The object store of large bodies and results, while their requests are under way."""
-        return ObjectStoreConfig(
-            bucket=f"shoal-payloads-{self.pool}",
-            description="Shoal: bodies and results over the inline limit",
-            ttl=self.limits.payload_ttl_s,
-            max_bytes=self.limits.payload_max_bytes,
-            storage=StorageType(self.storage),
-            replicas=self.replicas,
+        return self._object_store(
+            f"shoal-payloads-{self.pool}",
+            "Shoal: bodies and results over the inline limit",
+            self.limits.payload_ttl_s,
+            self.limits.payload_max_bytes,
         )
 
     def answers_config(self) -> ObjectStoreConfig:
         """The object store of large kept answers: however many, live work has its room."""
+        return self._object_store(
+            f"shoal-answers-{self.pool}",
+            "Shoal: large answers kept for a client's retry",
+            self.limits.answers_ttl_s,
+            self.limits.answers_max_bytes,
+        )
+
+    def _object_store(
+        self, bucket: str, description: str, ttl_s: float, max_bytes: int
+    ) -> ObjectStoreConfig:
         return ObjectStoreConfig(
-            bucket=f"shoal-answers-{self.pool}",
-            description="Shoal: large answers kept for a client's retry",
-            ttl=self.limits.answers_ttl_s,
-            max_bytes=self.limits.answers_max_bytes,
+            bucket=bucket,
+            description=description,
+            ttl=ttl_s,
+            max_bytes=max_bytes,
             storage=StorageType(self.storage),
             replicas=self.replicas,
         )
